@@ -9,6 +9,7 @@ from pydantic import Field
 from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.mixing import pairwise_cosines
@@ -256,8 +257,8 @@ class Cfl(fl.Algorithm):
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the clusters of the clients."""
         about = "Cluster of each client after the last round. All clients begin in cluster 0."
-        count = len(state.server["peak"])
-        return (fl.LearnedTable.of_groups("clusters", about, state.server["cluster"], count),)
+        members = one_hot(state.server["cluster"], len(state.server["peak"])).T
+        return (fl.LearnedTable("clusters", about, members.double(), rows="group"),)
 
 
 SPLITS, BEFORE, DIRECTION = "tree", "tree.w.", "tree.direction."  # in the server's tree

@@ -187,9 +187,6 @@ class FedAMP(fl.Algorithm):
             "Weight of each client's model (column) in the mixture that a client (row) receives;"
             " empty for clients that have not uploaded a model.",
             torch.where(known[:, None] & known, state.server["xi"], torch.nan),
-            rows="client",
-            columns="client",
-            limits=(0.0, 1.0),
         )
         return (table,)
 

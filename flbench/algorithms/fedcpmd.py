@@ -279,7 +279,6 @@ class FedCpmd(LayerElection):
             "Number of a client's votes for each layer. The layer with most votes is the client's"
             " personal layer, and clients with the same personal layer form a cluster.",
             state.server["votes"].double(),
-            rows="client",
             columns="layer",
             labels=tuple(layer.name for layer in self.layers),
         )

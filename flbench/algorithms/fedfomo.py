@@ -176,8 +176,6 @@ class FedFomo(fl.Algorithm):
             " gave to the models of the others (columns): positive where these had the lower loss"
             " on the client's validation samples; empty where it was sent none.",
             torch.where(preference == 0, torch.nan, preference),
-            rows="client",
-            columns="client",
         )
         return (table,)
 

@@ -154,7 +154,6 @@ class FedNH(fl.Algorithm):
             (rows @ rows.T).clamp(-1.0, 1.0),
             rows="class",
             columns="class",
-            limits=(-1.0, 1.0),
         )
         return (table,)
 

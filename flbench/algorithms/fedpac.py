@@ -153,9 +153,6 @@ class FedPAC(fl.Algorithm):
             "Weight of each client's head (column) in the head that a client (row) received last;"
             " empty for clients that were not in the cohort.",
             torch.where(weights > 0, weights, torch.nan),
-            rows="client",
-            columns="client",
-            limits=(0.0, 1.0),
         )
         return (table,)
 

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared import prototypes
@@ -180,8 +181,8 @@ class FedPc(fl.Algorithm):
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the groups of the clients."""
         about = "Group of each client, by the prototypes of the seeded net."
-        count = len(state.server[PRESENT])
-        return (fl.LearnedTable.of_groups("groups", about, state.server["groups"], count),)
+        members = one_hot(state.server["groups"], len(state.server[PRESENT])).T
+        return (fl.LearnedTable("groups", about, members.double(), rows="group"),)
 
     # Deployment: theta^(c(i)) with the client's head, and the global model.
 

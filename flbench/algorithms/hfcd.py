@@ -264,7 +264,6 @@ class Hfcd(fl.Algorithm):
             torch.where(known, state.server["global.similarity"].double(), torch.nan),
             rows="class",
             columns="class",
-            limits=(-1.0, 1.0),
         )
         return (similarity, *prototypes.learned(state))
 

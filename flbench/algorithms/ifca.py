@@ -124,7 +124,6 @@ class Ifca(fl.Algorithm):
             " bright cell is a client that stayed in its cluster.",
             state.server["choices"].double(),  # [clusters, N]
             rows="cluster",
-            columns="client",
         )
         return (table,)
 

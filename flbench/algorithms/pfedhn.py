@@ -236,9 +236,6 @@ class PFedHN(fl.Algorithm):
             "Cosine of the embeddings from which the server generates the weights of two clients;"
             " empty for clients that have not taken part.",
             torch.where(known[:, None] & known, cosines.clamp(-1.0, 1.0), torch.nan),
-            rows="client",
-            columns="client",
-            limits=(-1.0, 1.0),
         )
         return (table,)
 

@@ -155,8 +155,6 @@ class PFedSim(fl.Algorithm):
             "Similarity of the classifiers of every two clients, by which their bodies are mixed;"
             " empty where it is 0 or was never computed.",
             torch.where(similarity > 0, similarity, torch.nan),
-            rows="client",
-            columns="client",
         )
         return (table,)
 

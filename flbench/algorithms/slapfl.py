@@ -168,7 +168,6 @@ class Slapfl(fl.Algorithm):
             "Mean cosine of each client's layer with that layer of the other clients, after the"
             " last mixing.",
             torch.stack(means, dim=1),
-            rows="client",
             columns="layer",
             labels=tuple(names),
         )

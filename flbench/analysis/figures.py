@@ -523,7 +523,7 @@ def _table(one: LearnedTable, names: dict[str, list[str]]) -> Figure:
     figure = Picture(figsize=(max(min(4.5, _width.get()), wide), deep), layout="constrained")
     axes = figure.add_subplot()
     some = values[np.isfinite(values)]
-    low, high = one.limits or ((some.min(), some.max()) if len(some) else (0.0, 1.0))
+    low, high = (some.min(), some.max()) if len(some) else (0.0, 1.0)
     if low < 0 < high:
         style: dict[str, Any] = {"cmap": "PuOr_r", "norm": TwoSlopeNorm(0, low, high)}
     else:

@@ -5,9 +5,7 @@ none of these, because methods import nothing of reports.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -21,34 +19,17 @@ class LearnedTable:
         name: Short name, a part of the names of files.
         about: One sentence or two: what rows, columns and values are.
         values: [R, Q], NaN where there is no value: a tensor, or an array if it is read from a run.
-        rows: What the R rows are: `class`, `client`, `group`, `layer` or another word.
+        rows: What the R rows are: `client`, `class`, `group`, `layer` or another word.
         columns: What the Q columns are, as `rows`.
         labels: Names of the columns, if they are neither classes nor clients; () for numbers.
-        limits: Smallest and largest value that there can be; None for those of `values`.
     """
-
-    kind: ClassVar = "table"
 
     name: str
     about: str
     values: "ArrayLike"
-    rows: str
-    columns: str
+    rows: str = "client"
+    columns: str = "client"
     labels: tuple[str, ...] = ()
-    limits: tuple[float, float] | None = None
-
-    @classmethod
-    def of_groups(cls, name: str, about: str, group: "ArrayLike", groups: int) -> "LearnedTable":
-        """Return the table of the groups of clients: 1 where a client is in a group, otherwise 0.
-
-        Args:
-            name: Short name, a part of the names of files.
-            about: What the groups are.
-            group: Group [N] of each client, counted from 0.
-            groups: Number of groups.
-        """
-        members = np.asarray(group) == np.arange(groups)[:, None]  # [groups, N]
-        return cls(name, about, members.astype(float), "group", "client", limits=(0.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -63,8 +44,6 @@ class LearnedPoints:
         classes: [P] int64, the class of each point.
         is_shared: [P] bool: the points of the server, or of a group; the others are of clients.
     """
-
-    kind: ClassVar = "points"
 
     name: str
     about: str

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field, StrictBool, TypeAdapter
 
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
@@ -33,7 +34,7 @@ def text_of(found: Iterable[Learned]) -> str:
         room -= values.size if is_table else 4 * len(values)
         if room < 0:
             break
-        item = {"kind": one.kind, **vars(one)}
+        item = vars(one) | {"kind": "table" if is_table else "points"}
         item["values"] = _rows(values if is_table else _components(values))
         if isinstance(one, LearnedPoints):
             item["classes"] = np.asarray(one.classes).tolist()
@@ -55,7 +56,52 @@ def read(folder: Path, classes: int) -> tuple[Learned, ...]:
     file = folder / NAME
     content = read_json(file)
     with as_data_error(file):
-        return tuple(_item(dict(one), classes) for one in content.get("learned", []))
+        found = _FILE.validate_python(content.get("learned", []))
+        return tuple(one.learned(classes) for one in found)
+
+
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+
+
+class _Table(BaseModel, extra="forbid"):
+    """A table of the file."""
+
+    kind: Literal["table"]
+    name: str
+    about: str
+    values: list[list[Number | None]]
+    rows: str
+    columns: str
+    labels: tuple[str, ...]
+
+    def learned(self, classes: int) -> LearnedTable:
+        """Return the table; a ValueError if its rows or labels have other lengths."""
+        values = np.array(self.values, dtype=np.float64)
+        if values.ndim != 2 or not values.size or len(self.labels) not in (0, values.shape[1]):
+            raise ValueError("`values` is not a table of numbers with the columns of `labels`")
+        return LearnedTable(self.name, self.about, values, self.rows, self.columns, self.labels)
+
+
+class _Points(BaseModel, extra="forbid"):
+    """Points of the file."""
+
+    kind: Literal["points"]
+    name: str
+    about: str
+    values: list[tuple[Number, Number]] = Field(min_length=1)
+    classes: list[Annotated[int, Field(ge=0)]]
+    is_shared: list[StrictBool]
+
+    def learned(self, classes: int) -> LearnedPoints:
+        """Return the points; a ValueError if a point has no class of the run."""
+        lengths = {len(self.values), len(self.classes), len(self.is_shared)}
+        if len(lengths) > 1 or max(self.classes) >= classes:
+            raise ValueError("a point has no class of the run")
+        values, of, shared = map(np.array, (self.values, self.classes, self.is_shared))
+        return LearnedPoints(self.name, self.about, values, of, shared)
+
+
+_FILE = TypeAdapter(list[Annotated[_Table | _Points, Field(discriminator="kind")]])
 
 
 def _rows(values: NDArray[Any]) -> list[list[float | None]]:
@@ -73,52 +119,4 @@ def _components(values: NDArray[Any]) -> NDArray[np.float64]:
     from sklearn.decomposition import PCA  # its import is slow
 
     found: NDArray[np.float64] = PCA(2, svd_solver="full").fit_transform(values.astype(float))
-    return found
-
-
-def _item(one: dict[str, Any], classes: int) -> Learned:
-    """Return a table or points of the file.
-
-    Raises:
-        KeyError: A value is missing.
-        TypeError: A value has another type.
-        ValueError: A value has another shape, or is beyond its limits.
-    """
-    kind = one.pop("kind")
-    if kind not in (LearnedTable.kind, LearnedPoints.kind):
-        raise ValueError("`kind` is neither table nor points")
-    for key in ("name", "about", *(("rows", "columns") if kind == LearnedTable.kind else ())):
-        if not isinstance(one[key], str):
-            raise TypeError(f"`{key}` is not text")
-    values = np.array(one.pop("values"), dtype=np.float64)
-    if values.ndim != 2 or not values.size:
-        raise ValueError("`values` is not a table of numbers")
-    if (np.abs(values) > LARGEST).any():
-        raise ValueError(f"a value is beyond {LARGEST:g}")
-    if kind == LearnedTable.kind:
-        labels = tuple(one.pop("labels"))
-        if labels and (len(labels), {*map(type, labels)}) != (values.shape[1], {str}):
-            raise ValueError("`labels` is not a list with the name of each column")
-        limits = one.pop("limits")
-        if limits is not None:
-            low, high = map(float, limits)
-            if not -LARGEST <= low <= high <= LARGEST:
-                raise ValueError("`limits` are not two numbers")
-            limits = (low, high)
-        return LearnedTable(values=values, labels=labels, limits=limits, **one)
-    if values.shape[1] != 2 or not np.isfinite(values).all():
-        raise ValueError("points are not pairs of numbers")
-    of, shared = (_column(one.pop(key), len(values)) for key in ("classes", "is_shared"))
-    if of.dtype.kind != "i" or not 0 <= of.min() <= of.max() < classes:
-        raise ValueError("a class of a point is none of the run")
-    if shared.dtype != bool:
-        raise TypeError("`is_shared` has values besides true and false")
-    return LearnedPoints(values=values, classes=of, is_shared=shared, **one)
-
-
-def _column(values: ArrayLike, length: int) -> NDArray[Any]:
-    """Return a row of values, one for each point."""
-    found = np.array(values)
-    if found.shape != (length,):
-        raise ValueError("there is not one value for each point")
     return found

@@ -90,7 +90,7 @@ def test_what_is_too_large_for_the_file_is_left_out():
 
 
 TABLE = {"kind": "table", "name": "t", "about": "", "rows": "class", "columns": "class"}
-TABLE |= {"values": [[1.0, None]], "labels": [], "limits": None}
+TABLE |= {"values": [[1.0, None]], "labels": []}
 POINTS = {"kind": "points", "name": "p", "about": "", "values": [[0.0, 1.0]], "classes": [1]}
 POINTS |= {"is_shared": [True]}
 
@@ -104,7 +104,6 @@ POINTS |= {"is_shared": [True]}
         TABLE | {"values": [["a"]]},
         TABLE | {"labels": [1, 2]},
         TABLE | {"values": [[1e308, -1e308]]},
-        TABLE | {"limits": [1.0, 0.0]},
         TABLE | {"more": 1},
         POINTS | {"values": [[0.0, 1.0, 2.0]]},
         POINTS | {"classes": [2]},
@@ -176,9 +175,6 @@ def test_tables_and_points_have_the_sizes_that_they_say(method, tmp_path):
         rows, columns = one.values.shape
         assert rows == lengths.get(one.rows, rows)
         assert columns == lengths.get(one.columns, len(one.labels))
-        if one.limits is not None:
-            known = one.values[~one.values.isnan()]
-            assert one.limits[0] <= float(known.min()) <= float(known.max()) <= one.limits[1]
         if one.rows == one.columns == "class":
             assert set(one.values.diagonal().nan_to_num(1.0).round(decimals=9).tolist()) == {1.0}
         if one.rows == "group":

@@ -131,9 +131,6 @@ class Gossip(Algorithm):
             "Weight with which each client (rows) mixed the models of the others (columns) in the"
             " last round, as far as all clients finished it; empty where there is no link.",
             weights,
-            rows="client",
-            columns="client",
-            limits=(0.0, float(links.max())),
         )
         return (table,)
 
