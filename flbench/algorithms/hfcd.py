@@ -1,6 +1,6 @@
 """HFCD: class prototypes, hard negatives and distillation of class similarities (Xu, 2025)."""
 
-from math import exp
+from math import exp, log
 from typing import Literal
 
 import torch
@@ -10,28 +10,23 @@ from torch import Tensor
 import flbench.algorithms as fl
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.simplex import softmax_among
-from flbench.losses import CrossEntropy, PrototypeContrast, PrototypeDistillation, SemanticKL
-from flbench.losses.similarity import cosines, unit
+from flbench.losses import CrossEntropy
+from flbench.losses.similarity import NEVER, class_sums, cosines, masked_mean, unit
 
-Weights = tuple[float | str, float | str, str]
-LOSS_FORMS: dict[str, Weights] = {
-    "nested": (1.0, "beta", "beta_lambda"),  # CE + beta (L_cont + lambda L_KD)
-    "flat": ("beta", 1.0, "lambda"),  # L_cont + lambda L_KD + beta CE
-    "separate": (1.0, "beta", "lambda"),  # CE + beta L_cont + lambda L_KD
-}
-"""Weights of CE, L_cont and L_KD. A name stands for a number that `Hfcd.dispatch` computes."""
+P, PRESENT, S = "global.prototypes", "global.present", "global.similarity"
+"""Names of the server's tables: P [C, D], the classes [C] bool that have one, and S [C, C]."""
 
 
 @fl.ALGORITHMS.register("hfcd")
 class Hfcd(fl.Algorithm):
     """Clients exchange class prototypes and class similarities; each trains a model of its own.
 
-    A prototype is the mean feature of a class. A client sends the prototypes of the classes that it
-    holds, their sample counts, and the cosines between them. The server averages the prototypes,
-    giving more weight to clients that have many samples and agree with the others, and averages the
-    cosines into one matrix of class similarities. Local training contrasts features with the global
-    prototypes, gives more weight to similar classes (hard negatives), and pulls the client's class
-    similarities towards the global ones. Each client is evaluated with its own model.
+    A client sends the mean feature of each class that it holds (a prototype), its number of samples
+    and the cosines between its prototypes. The server averages prototypes, with more weight on
+    clients that have many samples and agree with the others, and cosines. Local training contrasts
+    features with the global prototypes, with more weight on similar classes (hard negatives), and
+    pulls the client's class similarities to the global ones. Each client is evaluated with its own
+    model.
 
     Client i in round t of T, with features z, labels y, global prototypes P and similarities S:
 
@@ -43,7 +38,7 @@ class Hfcd(fl.Algorithm):
 
     Client i after training: c_k^i is the mean feature of class k, n_k^i its number of samples, and
     S^i_pq = cos(c_p^i, c_q^i). Within L_KD, c_p^i is the mean feature of the batch if the batch
-    contains class p.
+    contains class p, and only then has a gradient.
 
     Server, with the last upload of every client, for the holders of a class (n_k^i > 0):
 
@@ -51,32 +46,15 @@ class Hfcd(fl.Algorithm):
         P_k   = sum_i softmax_i(a_k^i) c_k^i
         S_pq  = mean of S^i_pq over the holders of p and q; cos(P_p, P_q) where there are none
 
-    Readings and deviations. Where the printed formulas are ambiguous, the code is the reading given
-    here. The paper defines no averaging of weights, and its text leaves them with the clients; its
-    tables, however, report accuracies on a common test set that models without averaging cannot
-    reach, because each knows the classes of one client alone (`share`). The paper also says of the
-    FedAvg baseline of its ablation that it averages parameters only. This supports `share=full` in
-    that table: the other rows then average parameters too (see docs/papers/hfcd.md).
-
-    T, the time constant of both schedules, is the number of training rounds, as in the paper's
-    theorem 1. Rounds count from 0, so that the first round uses cross entropy alone. With the
-    nested weights above, lambda_0^2 exp(-t/T) (1 - exp(-t/T)) weights L_KD, which grows from 0
-    until t = 0.69 T; the text describes a weight that is strong at the start and decays
-    (`loss_form=separate`).
-
-    The positive class is part of the denominator of L_cont. L_KD runs over the classes
-    that both the client and the server have. Its sum over p is not divided by the number of classes
-    (`kd_reduction`). A class's local prototype comes from the batch if the batch contains the
-    class, and otherwise from the client's last upload; only the former has a gradient.
-
-    The printed means over N clients run over the holders of a class: in a_k^i, the cosines over the
-    other holders of class k (1 if there are none), and in S_pq over the clients that hold both p
-    and q. With few classes per client most pairs have no such client (in the
-    setting of table 2, 16 to 19 % of the pairs have one); their S_pq comes from the global
-    prototypes.
-
-    A client that took no optimizer step still uploads its prototypes, which can be computed
-    without a step.
+    The code is this reading of the paper. Weights stay with the clients, as its text says; its
+    tables report accuracies that only models with averaged weights can reach (`share=full`, see
+    docs/papers/hfcd.md). T is the number of training rounds, and the first round is t = 0, with
+    cross entropy alone. The weight of L_KD grows until t = 0.69 T; the text describes one that
+    decays (`loss_form=separate`). e_y is part of the denominator of L_cont, which is the mean over
+    the samples whose class has a prototype. L_KD runs over the classes that both sides have, and is
+    not divided by their number. The printed means over N clients run over the holders of a class:
+    in a_k^i over the other holders (1 if there are none), in S_pq over those of both classes. A
+    client that took no optimizer step uploads its prototypes too.
     """
 
     class Config(fl.AlgorithmConfig):
@@ -86,47 +64,41 @@ class Hfcd(fl.Algorithm):
         tau=0.15, alpha=0.6, gamma=1.2 and lambda0=0.7.
         """
 
-        # Exchange
         share: Literal["none", "body", "full"] = Field(
             "none",
             description="weights that the server averages in addition: none, all but the head, or"
             " all",
         )
-
-        # Local loss
         tau: float = Field(0.2, gt=0, description="temperature of the contrast L_cont")
         alpha: float = Field(
             0.7, ge=-1, le=1, description="similarity above which a class is a hard negative"
         )
         gamma: float = Field(1.3, gt=0, description="weight of hard negatives in L_cont")
         lambda0: float = Field(0.7, ge=0, description="factor of both schedules, beta and lambda")
-        loss_form: Literal["nested", "flat", "separate"] = Field(
+        loss_form: Literal["nested", "separate"] = Field(
             "nested",
-            description="how beta and lambda weight the loss: CE + beta (L_cont + lambda L_KD),"
-            " L_cont + lambda L_KD + beta CE, or CE + beta L_cont + lambda L_KD",
-        )
-        kd_reduction: Literal["mean", "sum"] = Field(
-            "sum", description="L_KD is the sum over classes, as printed, or the mean"
+            description="how beta and lambda weight the loss: CE + beta (L_cont + lambda L_KD), or"
+            " CE + beta L_cont + lambda L_KD",
         )
 
         # Ablations of table 2. Its A+C has two descriptions: section 5.3.1 says that the selection
         # of hard negatives is off, and section 5.3.3 that the contrast is.
-        aggregation: Literal["dual", "mean"] = Field(
-            "dual",
-            description="weights of prototypes: by size and similarity, or equal (B+C in table 2)",
-        )
-        contrast: bool = Field(
-            True, description="false: the loss has no L_cont (A+C in table 2, section 5.3.3)"
+        distillation: Literal["semantic", "ordinary"] = Field(
+            "semantic",
+            description="teacher of L_KD: global class similarities, or the softmax of the cosines"
+            " of a sample with the global prototypes (A+B in table 2)",
         )
         hard_negatives: bool = Field(
             True,
             description="false: all negatives have weight 1 in L_cont (A+C in table 2, section"
             " 5.3.1)",
         )
-        distillation: Literal["semantic", "ordinary"] = Field(
-            "semantic",
-            description="teacher of L_KD: global class similarities, or the softmax of the cosines"
-            " of a sample with the global prototypes (A+B in table 2)",
+        contrast: bool = Field(
+            True, description="false: the loss has no L_cont (A+C in table 2, section 5.3.3)"
+        )
+        aggregation: Literal["dual", "mean"] = Field(
+            "dual",
+            description="weights of prototypes: by size and similarity, or equal (B+C in table 2)",
         )
 
     config: Config
@@ -153,173 +125,166 @@ class Hfcd(fl.Algorithm):
                 return frozenset()
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
-        keeps, sends = self.split()
+        server, clients = super().init(start)
         table, bank = prototypes.empty(self.setting, start)
-        no_similarity = torch.eye(self.setting.classes, dtype=table["global.prototypes"].dtype)
-
-        server = fl.only(start, sends) | table | {"global.similarity": no_similarity}
-        client = fl.only(start, keeps) | bank | {"similarity": torch.zeros_like(no_similarity)}
-        return server, fl.repeat(client, self.setting.clients)
+        similarity = torch.eye(self.setting.classes, dtype=table[P].dtype)
+        bank["similarity"] = torch.zeros_like(similarity)
+        return server | table | {S: similarity}, clients | fl.repeat(bank, self.setting.clients)
 
     # Client: local training, then prototypes, counts and similarities.
+
+    def terms(self) -> tuple[fl.LossTerm, ...]:
+        config = self.config
+        gamma = config.gamma if config.hard_negatives else 1.0
+        contrast = fl.Term("beta", fl.bind(contrast_loss, config.tau, config.alpha, gamma))
+        weight = "beta_lambda" if config.loss_form == "nested" else "lambda"
+        distillation = fl.Term(weight, similarity_loss)
+        if config.distillation == "ordinary":
+            distillation = fl.Term(weight, fl.bind(ordinary_distillation, config.tau))
+        return (CrossEntropy(), *((contrast,) if config.contrast else ()), distillation)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         train = self.phase(*self.terms())
-        collect = prototypes.collect(self.setting)
-        similarity = fl.Transform(write_similarity)
         return fl.LocalProgram(
-            steps=(train, *collect, similarity),
-            keeps=keeps | {"prototypes", "counts", "similarity"},
-            sends=sends | prototypes.LEAVES | {"similarity"},
+            (train, *prototypes.collect(self.setting), fl.Transform(write_similarity)),
+            keeps | {"prototypes", "counts", "similarity"},
+            sends | prototypes.LEAVES | {"similarity"},
             masks=(*prototypes.MASKS, ("similarity", "pairs")),
         )
-
-    def terms(self) -> tuple[fl.LossTerm, ...]:
-        weight_of_ce, _, _ = LOSS_FORMS[self.config.loss_form]
-        contrast = (self.contrast(),) if self.config.contrast else ()
-        return (CrossEntropy(weight_of_ce), *contrast, self.distillation())
-
-    def contrast(self) -> PrototypeContrast:
-        """Return L_cont. Without hard negatives all negatives have weight 1."""
-        config = self.config
-        _, weight, _ = LOSS_FORMS[config.loss_form]
-        if not config.hard_negatives:
-            # gamma = 1 gives all negatives one weight; above a cosine of 1 no class counts as hard.
-            return PrototypeContrast(weight, config.tau, threshold=1.0, gamma=1.0)
-        return PrototypeContrast(weight, config.tau, config.alpha, config.gamma)
-
-    def distillation(self) -> fl.LossTerm:
-        """Return L_KD, or the ordinary distillation of the ablation A+B in table 2."""
-        config = self.config
-        _, _, weight = LOSS_FORMS[config.loss_form]
-        if config.distillation == "ordinary":
-            return PrototypeDistillation(weight, temperature=config.tau)
-        return SemanticKL(weight, reduction=config.kd_reduction)
 
     # Server: schedules and global tables down, aggregation of what the clients sent.
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        """Send the global tables; both sides compute beta(t) and lambda(t) from the round."""
         decay = exp(-state.round / self.setting.rounds)
-        beta = self.config.lambda0 * (1 - decay)
-        lam = self.config.lambda0 * decay
-        schedules = {"beta": beta, "lambda": lam, "beta_lambda": beta * lam}
-
+        beta, lam = self.config.lambda0 * (1 - decay), self.config.lambda0 * decay
+        numbers = {"beta": beta, "lambda": lam, "beta_lambda": beta * lam}  # not sent
         table = prototypes.table(state.server)
-        shared_weights = super().dispatch(state, ids).shared.values  # empty with share=none
-        return fl.Dispatch(fl.Message(shared_weights | table.values, table.mask), numbers=schedules)
+        weights = super().dispatch(state, ids).shared.values  # empty with share=none
+        return fl.Dispatch(fl.Message(weights | table.values, table.mask), numbers=numbers)
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Compute P and S from the last uploads of all clients, absent ones included."""
         bank = state.clients["prototypes"].double()  # [N, C, D]
         counts = state.clients["counts"]  # [N, C]
-        present = (counts > 0).any(dim=0)  # [C]
-
-        # P_k = sum_i abar_k^i c_k^i
-        table = torch.einsum("nc,ncd->cd", self.holder_weights(bank, counts), bank)
+        table = torch.einsum("nc,ncd->cd", self.holder_weights(bank, counts), bank)  # P
         similarity = mean_similarity(state.clients["similarity"].double(), counts > 0, table)
 
-        metrics = {}
-        if self.config.contrast:
-            hard = self.contrast().hard_negatives(similarity, present)  # [C, C]
-            hard_per_class = hard[present].sum(dim=1).double()
-            metrics["hard_negatives_mean"] = float(hard_per_class.mean())
-        dtype = state.server["global.prototypes"].dtype
-        server = {
-            "global.prototypes": table.to(dtype),
-            "global.present": present,
-            "global.similarity": similarity.to(dtype),
-        }
-        return fl.Update(self.mean(results) | server, metrics=metrics)
+        present = (counts > 0).any(dim=0)  # [C]
+        hard = hard_negatives(similarity, present, self.config.alpha)[present]
+        dtype = state.server[P].dtype
+        tables = {P: table.to(dtype), PRESENT: present, S: similarity.to(dtype)}
+        metrics = {"hard_negatives_mean": float(hard.sum(dim=1).double().mean())}
+        return fl.Update(self.mean(results) | tables, metrics=metrics)
 
     def holder_weights(self, bank: Tensor, counts: Tensor) -> Tensor:
-        """Return the weight abar_k^i of each client's prototypes in the global ones.
+        """Return softmax_i(a_k^i) [N, C] float64, which is 0 where a client does not hold a class.
 
         Args:
             bank: [N, C, D] float64 prototypes of all clients, zero where a class is not held.
-            counts: [N, C] samples of each client and class, 0 where the class is not held.
-
-        Returns:
-            [N, C] float64 in [0, 1]. The weights of a class sum to 1 over the clients that hold it,
-            and are 0 for the others and for a class that no client holds.
+            counts: [N, C] samples of each client and class.
         """
         held = counts > 0  # [N, C]
         if self.config.aggregation == "mean":
             return held / held.sum(dim=0).clamp_min(1).double()
-
-        w_size = counts / counts.amax(dim=0).clamp_min(1).double()
-        w_sim = mean_cosine_with_others(bank, held)
-        a = w_size * w_sim  # [N, C] in [-1, 1]
-        return softmax_among(a, held, dim=0)
+        sizes = counts / counts.amax(dim=0).clamp_min(1).double()
+        direction = unit(bank)  # [N, C, D]
+        total = (direction * (direction.sum(dim=0) - direction)).sum(dim=2)  # of cosines, j != i
+        others = held.sum(dim=0) - 1  # [C]
+        agreement = torch.where(others > 0, total / others.clamp_min(1), 1.0)
+        return softmax_among(sizes * agreement, held, dim=0)
 
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return the class similarities S and the prototypes."""
-        present = state.server["global.present"]
-        known = present[:, None] & present[None, :]
+        present = state.server[PRESENT]
+        known = present[:, None] & present
         similarity = fl.LearnedTable(
             "class similarity",
             "Similarity S of every two classes: the mean cosine of their prototypes over the"
             " clients that hold both, or else the cosine of the global prototypes.",
-            torch.where(known, state.server["global.similarity"].double(), torch.nan),
+            torch.where(known, state.server[S].double(), torch.nan),
             rows="class",
             columns="class",
         )
         return (similarity, *prototypes.learned(state))
 
 
-def mean_cosine_with_others(bank: Tensor, held: Tensor) -> Tensor:
-    """Return wsim_k^i, the mean cosine of a client's prototype with those of the other holders.
+# The local loss
 
-    Args:
-        bank: [N, C, D] prototypes of all clients, zero where a class is not held.
-        held: [N, C] bool: the classes that each client holds.
 
-    Returns:
-        [N, C] in [-1, 1]; 1 for a class that no other client holds.
+def contrast_loss(context: fl.Context, tau: float, alpha: float, gamma: float) -> Tensor:
+    """Return L_cont, in nats; 0 if no sample's class has a prototype."""
+    y, table, present = context.batch.y, context.ctx[P], context.ctx[PRESENT]
+    scores = cosines(context.out.features, table).to(table.dtype) / tau  # [B, C], log e_k
+    hard = hard_negatives(context.ctx[S], present, alpha)[y]  # [B, C], q in H(y)
+    weighted = torch.where(hard, scores + log(gamma), scores)
+    below = torch.where(present, weighted, NEVER).logsumexp(dim=1)  # [B]
+    own = scores.gather(1, y[:, None])[:, 0]
+    return masked_mean(below - own, present[y] & context.batch.mask)
+
+
+def hard_negatives(similarity: Tensor, present: Tensor, alpha: float) -> Tensor:
+    """Return [C, C] bool: whether class q (column) with a prototype is in H(p) (row)."""
+    classes = torch.arange(len(present), device=present.device)
+    return present & (classes[:, None] != classes) & (similarity > alpha)
+
+
+def similarity_loss(context: fl.Context) -> Tensor:
+    """Return L_KD, in nats; 0 if the client and the server have fewer than two classes in common.
+
+    S^i_pq has the mean features of the batch, and the client's last upload for other classes.
     """
-    direction = unit(bank)  # [N, C, D]
-    sum_of_others = direction.sum(dim=0) - direction
-    total = (direction * sum_of_others).sum(dim=2)  # [N, C]
-    holders = held.sum(dim=0)  # [C]
-    return torch.where(holders > 1, total / (holders - 1).clamp_min(1), 1.0)
+    leaves, batch, ctx = context.leaves, context.batch, context.ctx
+    bank, held = leaves["prototypes"].detach(), leaves["counts"] > 0
+    sums, counts = class_sums(context.out.features, batch.y, len(bank), batch.mask)
+    means = sums / counts.clamp_min(1.0)[:, None]  # [C, D]
+    means = torch.where((counts > 0)[:, None], means, bank.to(sums.dtype))
+    local = cosines(means, means).to(bank.dtype)  # [C, C], S^i
+
+    inside = held & ctx[PRESENT]  # [C]
+    pairs = inside[:, None] & inside  # [C, C]
+    matrices = (torch.where(pairs, s.to(local.dtype), NEVER) for s in (ctx[S], local))
+    teacher, student = (matrix.log_softmax(dim=1) for matrix in matrices)
+    return torch.where(pairs, teacher.exp() * (teacher - student), 0.0).sum()
+
+
+def ordinary_distillation(context: fl.Context, tau: float) -> Tensor:
+    """Return the mean over the batch of KL(softmax_k cos(z, P_k) / tau || softmax of the logits).
+
+    The teacher is a constant, and both are over the classes that have a prototype.
+    """
+    table, present = context.ctx[P], context.ctx[PRESENT]
+    scores = cosines(context.out.features, table).to(table.dtype) / tau  # [B, C]
+    rows = (torch.where(present, s, NEVER) for s in (scores.detach(), context.out.logits))
+    teacher, student = (row.to(table.dtype).log_softmax(dim=1) for row in rows)
+    divergence = torch.where(present, teacher.exp() * (teacher - student), 0.0)
+    return masked_mean(divergence.sum(dim=1), context.batch.mask)
 
 
 def write_similarity(context: fl.Context) -> fl.Tree:
-    """Return S^i_pq = cos(c_p^i, c_q^i) and the pairs of classes that are sent.
+    """Return S^i as `similarity` [C, C], and as `pairs` [C, C] which of it is sent.
 
-    S^i is symmetric with a unit diagonal. Therefore only its strict upper triangle is stored and
+    S^i is symmetric with a unit diagonal, so that only its strict upper triangle is stored and
     sent, for the classes that the client holds.
-
-    Args:
-        context: Its leaves have `prototypes` [C, D] and `held` [C] bool.
-
-    Returns:
-        `similarity` [C, C], and `pairs` [C, C] bool.
     """
-    leaves = context.leaves
-    held = leaves["held"]
-    pairs = (held[:, None] & held[None, :]).triu(1)  # [C, C]
-    cosine = cosines(leaves["prototypes"], leaves["prototypes"])
-    return {"similarity": torch.where(pairs, cosine, 0.0), "pairs": pairs}
+    table, held = context.leaves["prototypes"], context.leaves["held"]
+    pairs = (held[:, None] & held).triu(1)
+    return {"similarity": torch.where(pairs, cosines(table, table), 0.0), "pairs": pairs}
+
+
+# The server
 
 
 def mean_similarity(upper: Tensor, held: Tensor, table: Tensor) -> Tensor:
     """Return the global class similarities S [C, C], symmetric with a unit diagonal.
 
-    S_pq is the mean of the clients' S^i_pq over the clients that hold both classes. Where no client
-    holds both, S_pq is the cosine of the global prototypes.
-
     Args:
-        upper: [N, C, C] strict upper triangles of the clients' similarities, 0 for pairs that a
-            client does not hold.
+        upper: [N, C, C] `similarity` of the clients; see `write_similarity`.
         held: [N, C] bool: the classes that each client holds.
-        table: [C, D] global prototypes.
+        table: [C, D] global prototypes, whose cosines stand where no client holds both classes.
     """
     joint = torch.einsum("np,nq->pq", held.double(), held.double())  # [C, C] holders of both
     total = upper.sum(dim=0)
     mean = (total + total.T) / joint.clamp_min(1)
-
     cosine = cosines(table, table)
-    similarity = torch.where(joint > 0, mean, (cosine + cosine.T) / 2)
-    return similarity.fill_diagonal_(1.0)
+    return torch.where(joint > 0, mean, (cosine + cosine.T) / 2).fill_diagonal_(1.0)

@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from flbench.losses.linear import Linear as Linear
     from flbench.losses.logit_adjustment import LogitAdjustment as LogitAdjustment
     from flbench.losses.model_contrast import ModelContrast as ModelContrast
-    from flbench.losses.prototype_contrast import PrototypeContrast as PrototypeContrast
-    from flbench.losses.prototype_distillation import PrototypeDistillation as PrototypeDistillation
     from flbench.losses.prototype_l2 import PrototypeL2 as PrototypeL2
     from flbench.losses.proximal import Proximal as Proximal
-    from flbench.losses.semantic_kl import SemanticKL as SemanticKL
     from flbench.losses.task_loss import TaskLoss as TaskLoss
 
 

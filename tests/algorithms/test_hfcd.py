@@ -1,20 +1,27 @@
 """HFCD's server against loops over its formulas, its schedules, and its options."""
 
 from functools import partial
-from math import exp
+from math import exp, log
 
 import pytest
 import torch
 
-from flbench.algorithms.hfcd import mean_similarity
+from flbench.algorithms.hfcd import (
+    contrast_loss,
+    hard_negatives,
+    mean_similarity,
+    ordinary_distillation,
+    similarity_loss,
+)
 from flbench.algorithms.shared import prototypes
 from flbench.client.batchnorm import recalibrate
 from flbench.client.program import LocalProgram, Phase, Statistic
 from flbench.core.tree import take
 from flbench.core.types import Dispatch, Message, Results, State
 from flbench.experiment.rounds import settings_of
-from flbench.losses.similarity import cosines
+from flbench.losses.similarity import class_sums, cosines
 from flbench.testing import after
+from tests.losses.support import TINY, case
 from tests.support import build, summary_of_run
 
 N, C, D = 6, 5, 4
@@ -159,9 +166,7 @@ def test_schedules_start_with_cross_entropy_alone():
 OPTIONS = [
     "share=body",
     "share=full",
-    "loss_form=flat",
     "loss_form=separate",
-    "kd_reduction=mean",
     "aggregation=mean",
     "hard_negatives=false",
     "contrast=false",
@@ -240,3 +245,75 @@ def test_prototypes_under_dropped_statistics_are_those_of_the_recalibrated_net()
         means = (found[name]["classes.sums"] / counts)[held]
         close = torch.allclose(means, state.clients["prototypes"][held], rtol=0, atol=1e-12)
         assert close == right, name
+
+
+# The terms of the loss; tests/algorithms/test_hfcd_loops.py compares them with loops
+
+
+def test_contrast_is_never_negative_and_without_hard_weight_cross_entropy_of_cosines():
+    for seed in range(20):
+        assert float(contrast_loss(case(seed).context(), 0.05, 0.7, 1.3)) >= 0.0
+    c = case(absent=())
+    scores = cosines(c.features, c.ctx["global.prototypes"]) / 0.2
+
+    found = contrast_loss(c.context(), 0.2, 0.7, 1.0)
+
+    expected = torch.nn.functional.cross_entropy(scores, c.y)
+    assert torch.allclose(found, expected, rtol=0, atol=TINY)
+
+
+def test_hard_negatives_are_symmetric_present_and_never_the_class_itself():
+    c = case()
+
+    hard = hard_negatives(c.ctx["global.similarity"], c.ctx["global.present"], -1.0)
+
+    assert not hard.diagonal().any()
+    assert not hard[:, 3].any()
+    assert hard[0, [1, 2, 4]].all()
+
+
+def test_similarity_loss_of_equal_matrices_is_zero_and_else_has_a_gradient():
+    """The only gradient runs through the batch's class means."""
+    c = case(n=40, absent=())
+    assert set(c.y.tolist()) == set(range(5))
+    sums, counts = class_sums(c.features, c.y, 5, torch.ones(40, dtype=torch.bool))
+    means = sums / counts[:, None]
+    c.ctx["global.similarity"] = cosines(means, means).detach()
+    bank = c.leaves["prototypes"].requires_grad_()
+
+    equal = similarity_loss(c.context())
+    c.ctx["global.similarity"] = torch.eye(5, dtype=torch.float64)
+    other = similarity_loss(c.context())
+    other.backward()
+
+    assert abs(float(equal.detach())) < TINY
+    assert float(other.detach()) > 0
+    assert float(c.features.grad.abs().max()) > 0
+    assert bank.grad is None
+
+
+def test_similarity_loss_of_a_client_with_one_class_is_zero():
+    c = case()
+    c.leaves["counts"] = torch.tensor([4, 0, 0, 0, 0])
+
+    value = similarity_loss(c.context())
+
+    assert float(value.detach()) == 0.0
+    assert not torch.autograd.grad(value, c.features)[0].any()
+
+
+def test_ordinary_distillation_equals_a_loop_and_has_a_constant_teacher():
+    c = case()
+    present = [k for k in range(5) if k != 3]
+    total = 0.0
+    for z, o in zip(c.features, c.logits, strict=True):
+        teacher = {k: exp(cos(z, c.ctx["global.prototypes"][k]) / 0.2) for k in present}
+        student = {k: exp(float(o[k])) for k in present}
+        teacher = {k: v / sum(teacher.values()) for k, v in teacher.items()}
+        student = {k: v / sum(student.values()) for k, v in student.items()}
+        total += sum(teacher[k] * log(teacher[k] / student[k]) for k in present)
+
+    value = ordinary_distillation(c.context(), 0.2)
+
+    assert float(value.detach()) == pytest.approx(total / len(c.y), abs=1e-11)
+    assert torch.autograd.grad(value, c.features, allow_unused=True)[0] is None

@@ -121,10 +121,10 @@ def test_a_term_joins_the_cross_entropy_and_other_terms_stay():
 
 def test_a_term_instead_takes_the_place_of_the_cross_entropy_with_its_factor():
     terms = "[{name: logit_adjustment, instead: true, weight: 2}, {name: label_smoothing}]"
-    built = build("algorithm=hfcd", "algorithm.loss_form=flat", f"train.terms={terms}")
-    extended = phases(built)[0].terms[0]
+    built = build("algorithm=fedpc", "algorithm.alpha=0.3", f"train.terms={terms}")
+    extended = phases(built, stage=1)[0].terms[0]
 
-    assert extended.weight == "beta"  # of HFCD's own cross entropy, in this form of its loss
+    assert extended.weight == 0.3  # of FedPC's own cross entropy
     c = case()
     expected = 2 * LogitAdjustment(tau=1.0)(c.context()) + LabelSmoothing(epsilon=0.1)(c.context())
     assert torch.allclose(extended(c.context()), expected, rtol=0, atol=1e-15)
@@ -153,8 +153,8 @@ def test_the_client_counts_its_training_samples_once_before_it_trains():
 
 
 def test_terms_are_in_the_training_of_a_client_that_joins():
-    built = build("algorithm=fedcpmd", "train.terms=[focal]", "train.rounds=4")
-    state = replace(built.start(), stage=1, round=3)
+    built = build("algorithm=pfedhn", "algorithm.join_rounds=1", "train.terms=[focal]")
+    state = after(built, rounds=1)
     [phase] = [
         step
         for step in built.algorithm.joining(state, torch.arange(2)).program.steps

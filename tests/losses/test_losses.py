@@ -6,6 +6,8 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
+from flbench.algorithms.hfcd import contrast_loss, ordinary_distillation, similarity_loss
+from flbench.client.program import Term, bind
 from flbench.losses import (
     BalancedSoftmax,
     ClassBalanced,
@@ -16,14 +18,11 @@ from flbench.losses import (
     LabelSmoothing,
     Linear,
     LogitAdjustment,
-    PrototypeContrast,
-    PrototypeDistillation,
     PrototypeL2,
     Proximal,
-    SemanticKL,
 )
 from flbench.losses.cross_entropy import ScoresCrossEntropy
-from flbench.losses.similarity import class_sums, cosines
+from flbench.losses.similarity import class_sums
 from tests.losses.support import TINY, assert_vmap_safe, case
 
 
@@ -38,14 +37,9 @@ TERMS = {
     "cosine_cross_entropy": CosineCrossEntropy(directions="prototypes"),
     "scores_cross_entropy": ScoresCrossEntropy(scores=scaled),
     "prototype_l2": PrototypeL2(),
-    "prototype_contrast": PrototypeContrast(threshold=0.1),
-    "prototype_contrast_top": PrototypeContrast(top=2),
-    "prototype_contrast_no_pos": PrototypeContrast(threshold=0.1, positive=False),
-    "semantic_kl": SemanticKL(),
-    "semantic_kl_options": SemanticKL(
-        temperature=0.1, diagonal=False, reverse=True, reduction="sum"
-    ),
-    "prototype_distillation": PrototypeDistillation(),
+    "hfcd_contrast": Term(1.0, bind(contrast_loss, 0.2, 0.1, 1.3)),
+    "hfcd_similarity": Term(1.0, similarity_loss),
+    "hfcd_ordinary": Term(1.0, bind(ordinary_distillation, 0.2)),
     "proximal": Proximal(("w",)),
     "linear": Linear(("w",), "c."),
     "balanced_softmax": BalancedSoftmax(),
@@ -210,143 +204,6 @@ def test_class_pull_pulls_class_means_and_not_their_samples():
     assert torch.autograd.grad(means, c.features)[0].abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("positive", [True, False])
-@pytest.mark.parametrize("top", [None, 1, 2])
-def test_prototype_contrast_equals_a_loop(positive, top):
-    tau, alpha, gamma = 0.5, 0.1, 1.7
-    c = case()
-    table, present, similar = (
-        c.ctx[f"global.{key}"] for key in ("prototypes", "present", "similarity")
-    )
-    classes = [k for k in range(5) if present[k]]
-    losses = []
-    for z, y in zip(c.features, c.y.tolist(), strict=True):
-        if not present[y]:
-            continue
-        e = {k: exp(cos(z, table[k]) / tau) for k in classes}
-        others = [k for k in classes if k != y]
-        hard = [k for k in others if float(similar[y, k]) > alpha]
-        if top is not None:
-            hard = sorted(others, key=lambda k, y=y: -float(similar[y, k]))[:top]
-        below = (e[y] if positive else 0.0) + sum(
-            gamma * e[k] if k in hard else e[k] for k in others
-        )
-        losses.append(-log(e[y] / below))
-
-    term = PrototypeContrast(1.0, tau, alpha, gamma, top, positive)
-
-    assert float(term(c.context())) == pytest.approx(sum(losses) / len(losses), abs=1e-11)
-
-
-def test_prototype_contrast_with_the_positive_pair_is_never_negative():
-    for seed in range(20):
-        assert float(PrototypeContrast(temperature=0.05)(case(seed).context())) >= 0.0
-
-
-def test_prototype_contrast_without_hard_weight_is_cross_entropy_of_cosines():
-    c = case(absent=())
-    scores = cosines(c.features, c.ctx["global.prototypes"]) / 0.2
-
-    term = PrototypeContrast(temperature=0.2, gamma=1.0)
-
-    assert torch.allclose(
-        term(c.context()), torch.nn.functional.cross_entropy(scores, c.y), rtol=0, atol=TINY
-    )
-
-
-def test_hard_negatives_are_symmetric_present_and_never_the_class_itself():
-    c = case()
-
-    term = PrototypeContrast(threshold=-1.0)
-    hard = term.hard_negatives(c.ctx["global.similarity"], c.ctx["global.present"])
-
-    assert not hard.diagonal().any()
-    assert not hard[:, 3].any()
-    assert hard[0, [1, 2, 4]].all()
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("diagonal", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_semantic_kl_equals_a_loop(reverse, diagonal, reduction):
-    temperature = 0.3
-    c = case(n=4)
-    bank, y = c.leaves["prototypes"], c.y.tolist()
-    inside = [k for k in range(5) if k != 3]
-    means = {
-        k: [
-            sum(float(c.features[j, d]) for j in range(len(y)) if y[j] == k) / y.count(k)
-            if k in y
-            else float(bank[k, d])
-            for d in range(4)
-        ]
-        for k in inside
-    }
-
-    def softmax(row: dict[int, float]) -> dict[int, float]:
-        total = sum(exp(v / temperature) for v in row.values())
-        return {k: exp(v / temperature) / total for k, v in row.items()}
-
-    total = 0.0
-    for p in inside:
-        columns = [q for q in inside if diagonal or q != p]
-        pg = softmax({q: float(c.ctx["global.similarity"][p, q]) for q in columns})
-        pl = softmax({q: cos(means[p], means[q]) for q in columns})
-        first, second = (pl, pg) if reverse else (pg, pl)
-        total += sum(first[q] * log(first[q] / second[q]) for q in columns)
-    expected = total / len(inside) if reduction == "mean" else total
-
-    term = SemanticKL(1.0, temperature, diagonal, reverse, reduction)
-
-    assert float(term(c.context())) == pytest.approx(expected, abs=1e-11)
-
-
-def test_semantic_kl_of_equal_matrices_is_zero_and_else_has_a_gradient():
-    """The only gradient runs through the batch's class means."""
-    c = case(n=40, absent=())
-    assert set(c.y.tolist()) == set(range(5))
-    sums, counts = class_sums(c.features, c.y, 5, torch.ones(40, dtype=torch.bool))
-    means = sums / counts[:, None]
-    c.ctx["global.similarity"] = cosines(means, means).detach()
-
-    equal = SemanticKL()(c.context())
-    c.ctx["global.similarity"] = torch.eye(5, dtype=torch.float64)
-    other = SemanticKL()(c.context())
-
-    assert abs(float(equal)) < TINY
-    assert float(other) > 0
-    assert float(torch.autograd.grad(other, c.features)[0].abs().max()) > 0
-
-
-def test_semantic_kl_of_a_client_with_one_class_is_zero():
-    c = case()
-    c.leaves["counts"] = torch.tensor([4, 0, 0, 0, 0])
-
-    assert float(SemanticKL()(c.context())) == 0.0
-
-
-def test_prototype_distillation_equals_a_loop():
-    c = case()
-    present = [k for k in range(5) if k != 3]
-    total = 0.0
-    for z, o in zip(c.features, c.logits, strict=True):
-        teacher = {k: exp(cos(z, c.ctx["global.prototypes"][k]) / 0.2) for k in present}
-        student = {k: exp(float(o[k])) for k in present}
-        teacher = {k: v / sum(teacher.values()) for k, v in teacher.items()}
-        student = {k: v / sum(student.values()) for k, v in student.items()}
-        total += sum(teacher[k] * log(teacher[k] / student[k]) for k in present)
-
-    assert float(PrototypeDistillation()(c.context())) == pytest.approx(total / len(c.y), abs=1e-11)
-
-
-def test_prototype_distillation_has_no_gradient_through_its_teacher():
-    c = case()
-
-    value = PrototypeDistillation()(c.context())
-
-    assert torch.autograd.grad(value, c.features, allow_unused=True)[0] is None
-
-
 def test_proximal_gradient_is_the_way_from_the_start():
     c = case()
 
@@ -378,20 +235,6 @@ def test_linear_gradient_is_its_constant_from_leaves_or_ctx():
         assert torch.equal(gradient, expected)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: PrototypeContrast(temperature=0.0),
-        lambda: PrototypeContrast(gamma=0.0),
-        lambda: SemanticKL(temperature=-1.0),
-        lambda: PrototypeDistillation(temperature=0.0),
-    ],
-)
-def test_terms_refuse_numbers_without_a_meaning(make):
-    with pytest.raises(ValueError, match="must be > 0"):
-        make()
-
-
 def test_class_sums_leave_out_masked_rows():
     sums, counts = class_sums(
         torch.ones(3, 2), torch.tensor([0, 0, 1]), 2, torch.tensor([True, False, True])
@@ -399,13 +242,3 @@ def test_class_sums_leave_out_masked_rows():
 
     assert counts.tolist() == [1, 1]
     assert sums.tolist() == [[1, 1], [1, 1]]
-
-
-def test_semantic_kl_has_no_gradient_through_the_clients_bank():
-    c = case()
-    bank = c.leaves["prototypes"].requires_grad_()
-
-    SemanticKL(weight=1.0)(c.context()).backward()
-
-    assert bank.grad is None
-    assert c.features.grad.abs().sum() > 0

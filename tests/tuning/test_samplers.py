@@ -19,14 +19,14 @@ SPACE = space_of(
     "train.clip: {quniform: [0.1, 0.7, 0.1]}",
     "algorithm.share: {choice: [none, body, full]}",
     "algorithm.lambda0: {uniform: [0.0, 0.5], when: {algorithm.share: [body, full]}}",
-    "algorithm.kd_reduction: {fixed: sum}",
+    "algorithm.loss_form: {fixed: nested}",
 )
 DEFAULTS = {
     "train.optimizer.lr": 0.01,
     "algorithm.tau": 0.2,
     "train.clip": None,
     "algorithm.share": "none",
-    "algorithm.kd_reduction": "mean",
+    "algorithm.loss_form": "separate",
 }
 
 
@@ -59,7 +59,7 @@ def test_proposals_are_plain_values_of_active_parameters(name):
         assert params == SPACE.assign(lambda path, _, p=params: p[path])
         assert all(SPACE.parameters[path].holds(value) for path, value in params.items())
         assert ("algorithm.lambda0" in params) == (params["algorithm.share"] != "none")
-        assert params["algorithm.kd_reduction"] == "sum"
+        assert params["algorithm.loss_form"] == "nested"
 
 
 @pytest.mark.parametrize("name", NAMES)
