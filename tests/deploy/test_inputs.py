@@ -67,6 +67,7 @@ def test_predictions_are_those_of_the_run(finished):
     assert len(model.card["normalization"]["mean"]) == {"tokens": 0, "series": 2}[kind]
 
 
+@pytest.mark.one_of("finished")
 @pytest.mark.slow
 def test_exported_models_predict_the_same(finished, tmp_path):
     _, x, path, _, _ = finished

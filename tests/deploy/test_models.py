@@ -100,6 +100,7 @@ def test_models_have_the_batchnorm_statistics_of_the_evaluation(tmp_path, method
     assert_predicts_as_evaluated(path)
 
 
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_models_of_nets_with_batchnorm(tmp_path, policy):
     overrides = (*SMALL, "algorithm=ft", "model.name=lenet5", f"train.batchnorm={policy}")
