@@ -53,8 +53,9 @@ class Hfcd(fl.Algorithm):
     decays (`loss_form=separate`). e_y is part of the denominator of L_cont, which is the mean over
     the samples whose class has a prototype. L_KD runs over the classes that both sides have, and is
     not divided by their number. The printed means over N clients run over the holders of a class:
-    in a_k^i over the other holders (1 if there are none), in S_pq over those of both classes. A
-    client that took no optimizer step uploads its prototypes too.
+    in a_k^i over the other holders (1 if there are none), in S_pq over those of both classes, which
+    16 to 19 % of the pairs of table 2 have. A client without an optimizer step uploads prototypes
+    too.
     """
 
     class Config(fl.AlgorithmConfig):
