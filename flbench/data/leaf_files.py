@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, shortened
 from flbench.data import labels as labels_of
-from flbench.data.archive import Archive
 from flbench.data.dataset import Dataset
+from flbench.data.folders import Folder
 from flbench.data.text_files import LEAF, character_name, numbers_of
 
 
@@ -27,39 +27,39 @@ def is_leaf_file(entry: str) -> bool:
     return entry.lower().endswith(".json")
 
 
-def read(archive: Archive, name: str, vocabulary: str) -> Dataset:
+def read(folder: Folder, name: str, vocabulary: str) -> Dataset:
     """Read the samples of all users; each is a natural client.
 
     Args:
-        archive: The folder or .zip file.
+        folder: The folder or .zip file.
         name: Name of the data set.
         vocabulary: `data.text.vocabulary`: characters of the texts, `texts` or `leaf`.
 
     Raises:
         DataError: A file is not of this form; the message names file and user.
     """
-    files = [entry for entry in archive.names if is_leaf_file(entry)]
+    files = [entry for entry in folder.names if is_leaf_file(entry)]
     # The train part of a user comes before its test part.
     files.sort(key=lambda entry: ("test" in PurePosixPath(entry).parts[:-1], entry))
     found: dict[str, tuple[list[Any], list[Any]]] = {}
     for entry in files:
-        where = archive.place(entry)
-        for user, x, y in _users(archive.read(entry), where):
+        where = folder.place(entry)
+        for user, x, y in _users(folder.read(entry), where):
             mine = found.setdefault(user, ([], []))
             mine[0].extend(x)
             mine[1].extend(y)
     found = {user: pair for user, pair in found.items() if pair[0]}
     if not found:
-        raise DataError(f"{archive.path}: the JSON files have no samples. Give those of LEAF.")
+        raise DataError(f"{folder.path}: the JSON files have no samples. Give those of LEAF.")
     x = [sample for samples, _ in found.values() for sample in samples]
     y = [label for _, labels in found.values() for label in labels]
     groups = np.repeat(np.arange(len(found)), [len(samples) for samples, _ in found.values()])
-    where = str(archive.path)
+    where = str(folder.path)
     shared: dict[str, Any] = {
         "train": len(x),
         "groups": groups,
         "group_names": tuple(found),
-        "notes": archive.left_out(files, "LEAF's files are .json"),
+        "notes": folder.left_out(files, "LEAF's files are .json"),
     }
     if isinstance(x[0], str):
         return _texts(name, x, y, groups, vocabulary, where, shared)

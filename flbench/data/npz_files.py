@@ -11,30 +11,37 @@ of token ids, or what each of them stands for [V]. `data.arrays` names other arr
 these.
 """
 
+import tokenize
+import zlib
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
-from zipfile import ZipFile
+from zipfile import BadZipFile
 
 import numpy as np
-from numpy.lib.format import (
-    MAGIC_PREFIX,
-    read_array_header_1_0,
-    read_array_header_2_0,
-    read_magic,
-)
 from numpy.typing import NDArray
 
+from flbench.core import files
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data import labels as labels_of
-from flbench.data import pixels, row_numbers
-from flbench.data.archive import DAMAGED, open_zip
+from flbench.data import pixels
 from flbench.data.dataset import Dataset
 
+DAMAGED: Final = (
+    *(AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError),
+    *(TypeError, ValueError, OverflowError, BadZipFile, zlib.error, tokenize.TokenError),
+)
+"""What zipfile and NumPy raise for damaged files."""
 MAX_BYTES: Final = 16 * 2**30
 CHANNELS: Final = (1, 3)  # numbers of channels by which `data.layout=auto` finds their axis
+AXES: Final = {
+    "images": ((3, 4), "uint8 or floating point, [n, H, W] or with an axis of channels"),
+    "series": ((2, 3), "[n, channels, length], or [n, length] for one channel"),
+    "table": ((2,), "[n, columns]"),
+    "tokens": ((2,), "[n, length] in integers"),
+}
+"""Numbers of axes of each kind of samples, and what they are."""
 
 
 def read(
@@ -145,11 +152,9 @@ def from_arrays(
     numbers, group_names = _as_groups(groups, labels, parts, path)
     train = sum(len(x) for part, x in zip(parts, images, strict=True) if part != "test")
     vocabulary, token_names = _vocabulary(arrays.get("vocabulary"), images[0], path)
-    if images[0].ndim == 2 and images[0].dtype.kind == "f":
-        raw = [arrays[f"{part}_images"] for part in parts if part != "test"]
-        whole = raw[0] if len(raw) == 1 else np.concatenate(raw)
-        notes += row_numbers.notes(whole, [str(k) for k in range(whole.shape[1])])
-        del raw, whole
+    if images[0].ndim == 3:
+        channels, length = images[0].shape[1:]
+        notes += (f"data: samples are series of {channels} channels and length {length}.",)
     if owned and isinstance(arrays, dict):
         for part in parts:
             del arrays[f"{part}_images"]
@@ -162,7 +167,7 @@ def from_arrays(
         train=train,
         groups=numbers,
         group_names=group_names,
-        notes=(*notes, *_about_series(x)),
+        notes=notes,
         vocabulary=vocabulary,
         tokens=token_names,
     )
@@ -196,13 +201,6 @@ def _vocabulary(
         f"{path}: `vocabulary` must be the number of token ids, or one text for each id [V], got"
         f" {given.dtype} of the shape {list(given.shape)}."
     )
-
-
-def _about_series(x: NDArray[Any]) -> tuple[str, ...]:
-    """Return a note about the axes of series."""
-    if x.ndim != 3:
-        return ()
-    return (f"data: samples are series of {x.shape[1]} channels and length {x.shape[2]}.",)
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -241,56 +239,26 @@ def read_arrays(
             objects.
     """
     limit = MAX_BYTES if limit is None else limit
-    with open_zip(path) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())
-        if size > limit:
-            raise DataError(
-                f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is {limit // 2**30}."
-                " Save fewer or smaller samples."
-            )
-        _check_headers(archive, path)
     try:
+        files.check_regular(path)
         with np.load(path, allow_pickle=False) as arrays:
+            # NumPy makes room for the shape of a header, and finds out when it reads the values.
+            if (size := sum(entry.file_size for entry in arrays.zip.infolist())) > limit:
+                raise DataError(
+                    f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is"
+                    f" {limit // 2**30}. Save fewer or smaller samples."
+                )
             kept = arrays.files if names is None else [key for key in names if key in arrays.files]
             found = {key: arrays[key] for key in kept}
     except DAMAGED as error:
-        if "pickle" in str(error):
-            raise DataError(
-                f"{path} contains pickled objects, which could run code. Save plain arrays only."
-            ) from error
         raise DataError(
-            f"{path} is not an intact NPZ file ({error}). Download or create it again."
+            f"{path} is not an intact NPZ file of plain arrays ({error}). Save it again, without"
+            " objects: np.savez(FILE, train_images=x, train_labels=y)."
         ) from error
     other = [key for key, value in found.items() if not isinstance(value, np.ndarray)]
     if other:
         raise DataError(f"{path}: the entry `{other[0]}` is not an array. Remove it.")
     return found
-
-
-def _check_headers(archive: ZipFile, path: Path) -> None:
-    """Check the arrays of an NPZ file: NumPy makes room for the shape that a header says.
-
-    Raises:
-        DataError: An array is larger than its file, or a header is damaged.
-    """
-    for entry in archive.infolist():
-        try:
-            with archive.open(entry) as file:
-                if file.read(len(MAGIC_PREFIX)) != MAGIC_PREFIX:
-                    continue  # no array, which is refused by name below
-            with archive.open(entry) as file:
-                version = read_magic(file)
-                read = read_array_header_1_0 if version == (1, 0) else read_array_header_2_0
-                shape, _, dtype = read(file)
-        except DAMAGED as error:
-            raise DataError(
-                f"{path} is not an intact NPZ file ({error}). Download or create it again."
-            ) from error
-        if not dtype.hasobject and prod(shape) * max(1, dtype.itemsize) > entry.file_size:
-            raise DataError(
-                f"{path} is not an intact NPZ file (the array `{entry.filename}` of the shape"
-                f" {list(shape)} is larger than its file). Download or create it again."
-            )
 
 
 def as_samples(
@@ -311,111 +279,46 @@ def as_samples(
         a table [n, columns] float32; or tokens [n, length] in their integer type.
 
     Raises:
-        DataError: The array has another shape or type, values that are not finite, or no pixels, or
-            `layout=auto` fits both layouts or none, or another layout is set for a table.
+        DataError: The array has another shape or type, or values that are not finite, or it is not
+            clear where its channels are.
     """
-    kind = _kind_of(x, what, layout, kind)
-    is_table = kind == "table"
-    if kind in ("table", "tokens"):
-        if layout != "auto":
-            others = "a table" if is_table else "tokens"
-            raise DataError(
-                f"`data.layout`={layout} is for images and series, but {what} of the shape"
-                f" {list(x.shape)} are {others}. Leave it out."
-            )
-        if not is_table:
-            return x
-        x = x if x.dtype.kind == "f" else x.astype(np.float32)
-    elif kind == "series":
-        x = x[:, None] if x.ndim == 2 else x  # [n, length] -> [n, 1, length]
-        x = np.swapaxes(x, 1, 2) if layout == "channels_last" else x
-        x = x if x.dtype.kind == "f" else x.astype(np.float32)
-    elif x.ndim == 3:
-        x = x[:, None]  # [n, H, W] -> [n, 1, H, W]
-    elif x.ndim != 4:
+    got = f"{what} of the shape {list(x.shape)} in {x.dtype}"
+    is_float = x.dtype.kind == "f"
+    if kind == "auto":
+        kind = "series" if x.ndim == 3 and is_float and layout != "auto" else "images"
+        kind = ("table" if is_float else "tokens") if x.ndim == 2 else kind
+    types = {"images": "f", "tokens": "iu"}.get(kind, "iuf")
+    is_pixels = kind == "images" and x.dtype == np.uint8
+    if x.ndim not in AXES[kind][0] or not (is_pixels or x.dtype.kind in types):
         raise DataError(
-            f"{what} must be [n, H, W], [n, H, W, channels] or [n, channels, H, W]; [n, columns] in"
-            " floating point for a table; [n, length] in integers for tokens; or, with"
-            f" data.kind=series, [n, channels, length]; got {list(x.shape)} in {x.dtype}."
-            + (" Volumes are not supported: save slices [n, H, W]." if x.ndim > 4 else "")
-        )
-    elif (_layout_of(x.shape, what) if layout == "auto" else layout) == "channels_last":
-        x = np.moveaxis(x, -1, 1)  # [n, H, W, channels] -> [n, channels, H, W]
-    if x.dtype.kind == "f":
-        x = _as_float32(x, what, owned=owned)
-    elif x.dtype != np.uint8:
-        raise DataError(
-            f"{what} must be uint8 in [0, 255] or floating point, got {x.dtype}. Convert them with"
-            " astype(np.uint8), or, if values exceed 255, with astype(np.float32)."
+            f"{got} cannot be {kind}, which are {AXES[kind][1]}. Convert them (such as by"
+            " astype(np.float32)), or set data.kind. Volumes are not supported: save slices."
         )
     if not x[:1].size and len(x):
-        lacking = {"table": "columns", "series": "values"}.get(kind, "pixels")
+        raise DataError(f"{got} have no values. Save samples with at least one value.")
+    if layout != "auto" and (kind in ("table", "tokens") or (kind == "images" and x.ndim == 3)):
         raise DataError(
-            f"{what} have no {lacking}: their shape is {list(x.shape)}. Save samples with at least"
-            " one value."
+            f"`data.layout`={layout} says where the channels are, and {got} are {kind} without"
+            " an axis of channels. Leave it out, or set data.kind=series."
         )
-    return np.ascontiguousarray(x)
-
-
-def _kind_of(x: NDArray[Any], what: str, layout: str, kind: str) -> str:
-    """Return what the samples of an array are, as `data.kind` names it.
-
-    Raises:
-        DataError: The array cannot be of the kind that is asked for.
-    """
-    is_number = x.dtype.kind in "iuf"
-    if kind == "auto":
-        if x.ndim == 2:
-            return {"f": "table", "i": "tokens", "u": "tokens"}.get(x.dtype.kind, "images")
-        if x.ndim == 3 and layout != "auto":
-            if x.dtype.kind == "f":
-                return "series"
+    if kind == "tokens":
+        return x
+    if kind == "series":
+        x = x[:, None] if x.ndim == 2 else x  # [n, length] -> [n, 1, length]
+        x = np.swapaxes(x, 1, 2) if layout == "channels_last" else x
+    elif kind == "images" and x.ndim == 3:
+        x = x[:, None]  # [n, H, W] -> [n, 1, H, W]
+    elif kind == "images":
+        first, last = x.shape[1] in CHANNELS, x.shape[3] in CHANNELS
+        if layout == "auto" and first == last:
             raise DataError(
-                f"`data.layout`={layout} says where the channels are, and {what} of the shape"
-                f" {list(x.shape)} in {x.dtype} are grey images [n, H, W] without an axis of"
-                " channels. Leave it out, or set data.kind=series for [n, channels, length]."
+                f"{got} have {'two axes' if first else 'no axis'} of 1 or 3 channels. Set"
+                " data.layout=channels_last for [n, H, W, channels], or data.layout=channels_first"
+                " for [n, channels, H, W]. Volumes are not supported: save slices [n, H, W]."
             )
-        return "images"
-    allowed = {"images": (3, 4), "series": (2, 3), "table": (2,), "tokens": (2,)}[kind]
-    axes = {
-        "images": "[n, H, W] or with an axis of channels",
-        "series": "[n, channels, length], or [n, length] for one channel",
-        "table": "[n, columns]",
-        "tokens": "[n, length] in integers",
-    }[kind]
-    fits = x.ndim in allowed and is_number and (kind != "tokens" or x.dtype.kind in "iu")
-    if not fits:
-        raise DataError(
-            f"`data.kind={kind}` needs samples {axes}, but {what} have the shape {list(x.shape)} in"
-            f" {x.dtype}. Convert them, or leave data.kind out."
-        )
-    if kind == "images" and x.ndim == 3 and layout != "auto":
-        raise DataError(
-            f"`data.layout`={layout} says where the channels are, and {what} of the shape"
-            f" {list(x.shape)} have no axis of channels. Leave it out."
-        )
-    return kind
-
-
-def _layout_of(shape: tuple[int, ...], what: str) -> str:
-    """Return the layout of images of a shape with four axes: the axis of channels has 1 or 3.
-
-    Raises:
-        DataError: Both layouts are possible, or none.
-    """
-    first, last = shape[1] in CHANNELS, shape[3] in CHANNELS
-    if first != last:
-        return "channels_first" if first else "channels_last"
-    choice = (
-        "Set data.layout=channels_last for [n, H, W, channels], or data.layout=channels_first for"
-        " [n, channels, H, W]."
-    )
-    if first:
-        raise DataError(f"{what} of the shape {list(shape)} fit two layouts. {choice}")
-    raise DataError(
-        f"{what} of the shape {list(shape)} have no axis of 1 or 3 channels. {choice} Volumes"
-        " [n, D, H, W] are not supported: save slices [n, H, W]."
-    )
+        if layout == "channels_last" or (layout == "auto" and last):
+            x = np.moveaxis(x, -1, 1)  # [n, H, W, channels] -> [n, channels, H, W]
+    return np.ascontiguousarray(x if is_pixels else _as_float32(x, what, owned=owned and is_float))
 
 
 def _as_float32(x: NDArray[Any], what: str, *, owned: bool) -> NDArray[np.float32]:

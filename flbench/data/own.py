@@ -6,7 +6,6 @@ All of them become the arrays of an NPZ file, or the tables of pandas, and are r
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.core.user_code_errors import calling
+from flbench.data import images, loaders, npz_files, tables, tokens
 from flbench.data import labels as labels_of
-from flbench.data import loaders, npz_files, pixels, table_files, tokens
 from flbench.data.batch_form import LABEL_COLUMNS, SAMPLE_COLUMNS
 from flbench.data.dataset import Dataset
 from flbench.data.targets import NAMES as NO_CLASSES
@@ -240,15 +239,15 @@ class Data:
             x = list(frame.pop(lists))
             y = frame[frame.columns[-1] if label is None else label]
             return cls.from_arrays(x, list(y), clients=owners, padding=padding, name=name)
-        frames = {"table": frame}
+        frames = {"`data`": frame}
         if owners is not None:
-            frames = {str(key): part for key, part in frame.groupby(np.array(owners))}
-        tables = _Frames(frames, by_client=owners is not None)
-        names = tuple(map(str, drop))
-        dataset = table_files.read(tables, _checked_name(name), label, names, "drop", group)
+            parts = {str(key): part for key, part in frame.groupby(np.array(owners))}
+            frames = {f"`data`, client `{shortened(key, 60)}`": parts[key] for key in parts}
+        names, called = tuple(map(str, drop)), _checked_name(name)
+        dataset = tables.from_frames(frames, "`data`", called, label, names, group)
         if owners is None:
             return cls._of(replace(dataset, groups=None, group_names=()))
-        return cls._of(replace(dataset, group_names=tuple(frames)))
+        return cls._of(replace(dataset, group_names=tuple(parts)))
 
     @classmethod
     def from_dataset(cls, dataset: Any, *, test: Any = None, **arguments: Any) -> "Data":
@@ -354,34 +353,6 @@ class Data:
             f"<Data `{found.name}`: {found.train:,} samples {list(found.x.shape[1:])}"
             f" {found.x.dtype}, {what}, {test:,} common test samples>"
         )
-
-
-class _Frames:
-    """Tables of pandas as CSV files in memory, one for each client, or one for all samples."""
-
-    path: Final = Path("`data`")
-
-    def __init__(self, frames: "Mapping[str, pd.DataFrame]", *, by_client: bool) -> None:
-        self._frames = {f"{name}.csv": frame for name, frame in frames.items()}
-        self._by_client = by_client
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the files."""
-        return list(self._frames)
-
-    def place(self, name: str) -> str:
-        """Return what error messages call a table."""
-        client = f" of the client `{shortened(name.removesuffix('.csv'), 60)}`"
-        return f"{self.path}, rows{client if self._by_client else ''} as CSV"
-
-    def read(self, name: str) -> bytes:
-        """Return a table as the text of a CSV file."""
-        return self._frames[name].to_csv(index=False).encode()
-
-    def left_out(self, used: Iterable[str], kinds: str) -> tuple[str, ...]:
-        """Return no notes: all tables are read."""
-        return ()
 
 
 def result_of(found: Any, what: str) -> Any:
@@ -524,7 +495,7 @@ def _array(value: Any, what: str = "`data`") -> NDArray[Any]:
             value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
         if isinstance(value, list | tuple) and any(map(_is_special, value)):
             value = [_array(item, what) for item in value]
-        return np.asarray(pixels.as_seen(value)[0] if _is_image(value) else value)
+        return np.asarray(images.as_seen(value) if _is_image(value) else value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(
             f"{what}: {type(value).__name__} is not an array ({error}). Bring all samples to one"

@@ -1,14 +1,13 @@
 """Data sets by name, by path, from a function of the user, from Hugging Face and torchvision.
 
 A data set is searched in `data.root` as `NAME.npz`, `NAME.zip` and `NAME/`; otherwise torchvision
-loads or downloads it. The content of files is never executed, and no file is written under a name
-that an archive chooses.
+loads or downloads it. The content of files is never executed. A .zip file is unpacked to the cache.
 """
 
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +16,7 @@ from flbench.config.schema import HUGGING_FACE, DataConfig
 from flbench.core import parts
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data.dataset import Dataset
-
-if TYPE_CHECKING:
-    from flbench.data.archive import Archive
+from flbench.data.folders import Folder
 
 NPZ, TABLES, IMAGES, TEXTS = "NPZ files", "tables", "folders of images", "texts"
 LEAF, HAR = "folders of LEAF", "folders of UCI HAR"
@@ -106,60 +103,58 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
         DataError: The file is damaged or has none of these layouts, its format does not have a key
             that is set, or its samples have a single class.
     """
-    from flbench.data import har_files, image_files, leaf_files, npz_files, table_files, text_files
-    from flbench.data.archive import Archive, SingleFile, check_format
+    from flbench.data import har_files, images, leaf_files, npz_files, tables, text_files
 
     name, label, drop, group = config.title, config.label, config.drop, config.group
     if path.suffix == ".npz":
         _check_keys(config, NPZ, path)
         found = npz_files.read(path, name, config.layout, config.kind, config.arrays.renamed())
         return _checked(found if group is None else _with_array(found, path, group), path, config)
-    if path.is_file() and path.suffix.lower() == ".csv":
-        _check_keys(config, TABLES, path)
-        found = table_files.read(SingleFile(path), name, label, drop, group=group)
-        return _checked(replace(found, groups=None, group_names=()), path, config)
-    check_format(path)
-    with Archive(path) as archive:
-        kind = _format(archive, path)
-        _check_keys(config, kind, path)
-        if kind == TABLES:
-            found = table_files.read(archive, name, label, drop, group=group)
-        elif kind == HAR:
-            found = har_files.read(archive, name)
-        elif kind == LEAF:
-            found = leaf_files.read(archive, name, config.text.vocabulary)
-        elif kind == TEXTS:
-            found = text_files.read(archive, name, config.text)
-        else:
-            if config.client not in (None, "folder"):
-                raise DataError(
-                    f"`data.client={config.client}` is for {HUB}, and {path} has"
-                    " images. Set data.client=folder."
-                )
-            by_client = config.client is not None
-            found = image_files.read(archive, name, by_client=by_client, size=config.image_size)
+    folder = Folder(path)
+    kind = _format(folder)
+    _check_keys(config, kind, path)
+    if kind == TABLES:
+        found = tables.read(folder, name, label, drop, group)
+        if folder.names == [path.name] and path.is_file():  # one file names no clients
+            found = replace(found, groups=None, group_names=())
+    elif kind == HAR:
+        found = har_files.read(folder, name)
+    elif kind == LEAF:
+        found = leaf_files.read(folder, name, config.text.vocabulary)
+    elif kind == TEXTS:
+        found = text_files.read(folder, name, config.text)
+    else:
+        if config.client not in (None, "folder"):
+            raise DataError(
+                f"`data.client={config.client}` is for {HUB}, and {path} has images. Set"
+                " data.client=folder."
+            )
+        by_client = config.client is not None
+        found = images.read(folder, name, by_client=by_client, size=config.image_size)
     return _checked(found, path, config)
 
 
-def _format(archive: "Archive", path: Path) -> str:
+def _format(folder: Folder) -> str:
     """Return the format of the files in a folder or .zip file."""
-    from flbench.data import har_files, image_files, leaf_files, text_files
+    from flbench.data import har_files, images, leaf_files, tables, text_files
 
-    images = [entry for entry in archive.names if image_files.is_image(entry)]
-    tables = [entry for entry in archive.names if entry.lower().endswith(".csv")]
-    if tables and not image_files.has_images(archive):
-        if len(images) > len(tables) or image_files.has_class_folders(archive):
+    pictures = [name for name in folder.names if images.is_image(name)]
+    of_tables = [name for name in folder.names if tables.is_table(name)]
+    if of_tables and not images.has_parts(folder):
+        if len({name.rpartition("/")[0] for name in pictures}) > 1 or len(pictures) > len(
+            of_tables
+        ):
             raise DataError(
-                f"{path} has images beside the table {tables[0]}, and the labels of images are not"
-                " read from a table. Move the images to folders of their classes, CLASS/*, without"
-                " the table; or, for the table alone, remove the images."
+                f"{folder.path} has images beside the table {of_tables[0]}, and the labels of"
+                " images are not read from a table. Move the images to folders of their classes,"
+                " CLASS/*, without the table; or, for the table alone, remove the images."
             )
         return TABLES
-    if not images:
-        if har_files.is_har(archive):
+    if not pictures:
+        if har_files.is_har(folder):
             return HAR
         for kind, is_one in ((LEAF, leaf_files.is_leaf_file), (TEXTS, text_files.is_text_file)):
-            if any(map(is_one, archive.names)):
+            if any(map(is_one, folder.names)):
                 return kind
     return IMAGES
 

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from flbench.config.schema import TextConfig
 from flbench.core.errors import DataError
-from flbench.data.archive import Archive
 from flbench.data.dataset import Dataset
-from flbench.data.table_files import client_names
+from flbench.data.folders import Folder, client_names
 
 LEAF: Final = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's net for Shakespeare."""
@@ -26,13 +25,13 @@ NAMES: Final = {"\n": "newline", " ": "space", "\t": "tab"}
 MAX_BYTES: Final = 16 * 2**30
 
 
-def read(archive: Archive, name: str, config: TextConfig) -> Dataset:
+def read(folder: Folder, name: str, config: TextConfig) -> Dataset:
     """Read the texts of all clients, in the order of their file names.
 
     All windows belong to the train part: there is no common test set.
 
     Args:
-        archive: The folder or .zip file.
+        folder: The folder or .zip file.
         name: Name of the data set.
         config: Section `data.text`.
 
@@ -40,13 +39,13 @@ def read(archive: Archive, name: str, config: TextConfig) -> Dataset:
         DataError: A file is not UTF-8 text, has a character that is not in the vocabulary, or no
             text is long enough.
     """
-    files = [entry for entry in archive.names if is_text_file(entry)]
-    texts = [decoded(archive.read(entry), archive.place(entry)) for entry in files]
+    files = [entry for entry in folder.names if is_text_file(entry)]
+    texts = [decoded(folder.read(entry), folder.place(entry)) for entry in files]
     least = max(config.window + 1, config.shortest or 0)
     kept = [k for k, text in enumerate(texts) if len(text) >= least]
     if not kept:
         raise DataError(
-            f"{archive.path}: the longest of {len(files)} texts has {max(map(len, texts))}"
+            f"{folder.path}: the longest of {len(files)} texts has {max(map(len, texts))}"
             f" characters, and {least} are needed (data.text.window={config.window},"
             f" data.text.shortest={config.shortest}). Lower these keys, or add longer texts."
         )
@@ -64,14 +63,14 @@ def read(archive: Archive, name: str, config: TextConfig) -> Dataset:
     size = np.uint8 if len(characters) <= 256 else np.int32
     if sum(counts) * config.window * np.dtype(size).itemsize > MAX_BYTES:
         raise DataError(
-            f"{archive.path}: {sum(counts):,} windows of {config.window} characters take more than"
+            f"{folder.path}: {sum(counts):,} windows of {config.window} characters take more than"
             f" {MAX_BYTES // 2**30} GiB. Raise data.text.stride, now {config.stride}."
         )
     x = np.empty((sum(counts), config.window), dtype=size)
     y = np.empty(len(x), dtype=np.int64)
     begin = 0
     for k, count in zip(kept, counts, strict=True):
-        ids = numbers_of(texts[k], characters, archive.place(files[k]))
+        ids = numbers_of(texts[k], characters, folder.place(files[k]))
         # A view: only the result, with the smallest type, has each character several times.
         windows = sliding_window_view(ids, config.window + 1)[:: config.stride]
         x[begin : begin + count], y[begin : begin + count] = windows[:, :-1], windows[:, -1]
@@ -85,7 +84,7 @@ def read(archive: Archive, name: str, config: TextConfig) -> Dataset:
         train=len(x),
         groups=np.repeat(np.arange(len(kept)), counts),
         group_names=client_names([files[k] for k in kept]),
-        notes=(*archive.left_out(files, "texts are .txt files"), *notes),
+        notes=(*folder.left_out(files, "texts are .txt files"), *notes),
         vocabulary=len(characters),
         tokens=tuple(characters),
         starts=np.concatenate(starts),

@@ -10,9 +10,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
-from flbench.data import image_files, npz_files, pixels, table_files, text_files, tokens
-from flbench.data.archive import Archive, SingleFile, check_format
+from flbench.data import images, npz_files, pixels, tables, text_files, tokens
 from flbench.data.dataset import Kind
+from flbench.data.folders import Folder
 
 AXES: Final = {
     "images": "channels, height, width",
@@ -103,23 +103,26 @@ def read(
             f" {'[n, channels, length]' if layout.kind == 'series' else '[n, length] of integers'}"
             f"{', or give a .txt file' if layout.characters else ''}."
         )
-    check_format(path)
-    is_single = path.is_file() and (_is_table(path.name) or image_files.is_image(path.name))
-    with SingleFile(path) if is_single else Archive(path) as archive:
-        is_wanted = _is_table if layout.kind == "table" else image_files.is_image
-        entries = [entry for entry in archive.names if is_wanted(entry)]
-        if not entries:
-            wanted = "tables (.csv)" if layout.kind == "table" else "images (.png, .jpg, .webp)"
-            raise DataError(
-                f"{path} has no {wanted}, which the model takes. Give such files, or an .npz file."
-            )
-        kinds = "the model takes tables" if layout.kind == "table" else "the model takes images"
-        for sentence in archive.left_out(entries, kinds):
-            note(sentence)
-        return [
-            Unlabelled(str(path if is_single else path / entry), *_samples(archive, entry, layout))
-            for entry in entries
-        ]
+    folder, is_table = Folder(path), layout.kind == "table"
+    is_wanted = tables.is_table if is_table else images.is_image
+    entries = [entry for entry in folder.names if is_wanted(entry)]
+    suffixes = ", ".join(tables.SUFFIXES if is_table else images.SUFFIXES)
+    if not entries:
+        raise DataError(
+            f"{path} has no {'tables' if is_table else 'images'} ({suffixes}), which the model"
+            " takes. Give such files, or an .npz file."
+        )
+    for sentence in folder.left_out(entries, f"the model takes {suffixes} files"):
+        note(sentence)
+    found = []
+    for entry in entries:
+        file = str(path if path.is_file() and is_wanted(path.name) else path / entry)
+        if is_table:
+            x = tables.features_of(folder, entry, layout.columns, layout.words)
+            found.append(Unlabelled(file, range(len(x)), x))
+        else:
+            found.append(Unlabelled(file, None, _image(folder, entry, layout)))
+    return found
 
 
 def as_stored(x: Any, layout: Layout, where: str) -> NDArray[Any]:
@@ -188,37 +191,21 @@ def _check_values(x: NDArray[Any], layout: Layout, where: str) -> None:
 
 def _windows(path: Path, layout: Layout) -> Unlabelled:
     """Return all windows of a text; the row of a window is the position of its first character."""
-    with SingleFile(path) as archive:
-        text = text_files.decoded(archive.read(archive.names[0]), str(path))
+    text = text_files.decoded(Folder(path).read(path.name), str(path))
     length = layout.shape[0]
     if len(text) < length:
         raise DataError(
             f"{path} has {len(text)} characters, and the model takes windows of {length}. Give a"
             " longer text."
         )
-    ids = text_files.numbers_of(text, layout.characters, str(path))
-    windows = sliding_window_view(ids, length)
+    windows = sliding_window_view(text_files.numbers_of(text, layout.characters, str(path)), length)
     return Unlabelled(str(path), range(len(windows)), windows)
 
 
-def _is_table(entry: str) -> bool:
-    return entry.lower().endswith(".csv")
-
-
-def _samples(
-    archive: Archive, entry: str, layout: Layout
-) -> tuple[Sequence[int] | None, NDArray[Any]]:
-    """Return the rows and the samples of one table, or one image."""
-    if layout.kind == "table":
-        x = table_files.read_features(archive, entry, layout.columns, layout.words)
-        return range(len(x)), x
-    return None, _image(archive, entry, layout)
-
-
-def _image(archive: Archive, entry: str, layout: Layout) -> NDArray[Any]:
+def _image(folder: Folder, entry: str, layout: Layout) -> NDArray[Any]:
     """Return one image [1, channels, height, width]."""
-    where = archive.place(entry)
-    image, _ = image_files.decode(archive, entry, layout.resize)  # [height, width, 3]
+    where = folder.place(entry)
+    image = images.decode(folder.file(entry), where, layout.resize)  # [height, width, 3]
     if layout.shape[0] == 1:
         if (image != image[..., :1]).any():
             raise DataError(

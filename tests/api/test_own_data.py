@@ -12,8 +12,8 @@ import flbench as fl
 from flbench.cli.app import main
 from flbench.config.schema import DataConfig
 from flbench.core.parts import offered
-from flbench.data import npz_files, sources, table_files
-from flbench.data.archive import Archive
+from flbench.data import npz_files, sources, tables
+from flbench.data.folders import Folder
 from flbench.data.labels import notes_on_names
 from flbench.data.partition_files import data_hash
 from tests.api import own_parts
@@ -161,8 +161,7 @@ def test_frame_is_the_csv_files_of_the_same_tables(tmp_path):
     )
     for site, part in frame.groupby("site"):
         part.drop(columns="site").to_csv(tmp_path / f"{site}.csv", index=False)
-    with Archive(tmp_path) as archive:
-        expected = table_files.read(archive, "data", "sick")
+    expected = tables.read(Folder(tmp_path), "data", "sick")
     found = fl.Data(frame, label="sick", client="site").dataset
 
     assert data_hash(found) == data_hash(expected)

@@ -1,0 +1,187 @@
+"""The files of a folder or of a .zip file, which is unpacked to the cache once."""
+
+import hashlib
+import os
+import re
+import stat
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+from zipfile import BadZipFile, ZipFile, ZipInfo
+
+from flbench.core import files
+from flbench.core.errors import DataError
+from flbench.core.text import one_line
+
+MAX_BYTES: Final = 16 * 2**30  # of the content of a .zip file
+DAMAGED: Final = (OSError, EOFError, RuntimeError, ValueError, BadZipFile, zlib.error)
+"""What zipfile raises for damaged and encrypted files."""
+LEFTOVERS: Final = ("__MACOSX", "lost+found")
+DOCUMENTS: Final = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation)(\..*)?|.*\.md|thumbs\.db|desktop\.ini", re.I
+)
+"""Names of files that are expected beside samples."""
+CACHED: Final = "unpacked"  # folder in the cache
+
+
+class Folder:
+    """The files below a folder, of a .zip file, or one file.
+
+    Links are followed, wherever they lead, except for a link to a folder above itself. Hidden files
+    and folders are left out.
+
+    Args:
+        path: The folder or file.
+
+    Attributes:
+        path: The folder or file.
+        names: Sorted paths of the files, relative to the folder, with slashes.
+
+    Raises:
+        DataError: The path cannot be read, a link leads nowhere, or the .zip file is damaged,
+            encrypted or has a link or a path that leads out of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._is_file = path.is_file() and path.suffix.lower() != ".zip"
+        if self._is_file:
+            self._root, self.names = path.parent, [path.name]
+            return
+        self._root = path if path.is_dir() else _unpacked(path)
+        try:
+            self.names = sorted(_names(self._root))
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error}). Correct or remove it.") from error
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file."""
+        return self._root / name
+
+    def place(self, name: str) -> str:
+        """Return what error messages call a file."""
+        return str(self.path) if self._is_file else f"{self.path}: {name}"
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        try:
+            return self.file(name).read_bytes()
+        except OSError as error:
+            raise DataError(
+                f"{self.place(name)} cannot be read ({error.strerror}). Replace or remove it."
+            ) from error
+
+    def left_out(self, used: Iterable[str], kinds: str) -> tuple[str, ...]:
+        """Return a note about the files that are not read, if there are any.
+
+        Args:
+            used: Names of the files that are read.
+            kinds: What files are read, for the note.
+        """
+        others = sorted({*self.names} - {*used})
+        others = [name for name in others if not DOCUMENTS.fullmatch(PurePosixPath(name).name)]
+        if not others:
+            return ()
+        shown = f"such as {one_line(others[0])}"
+        return (f"data: {len(others):,} files are not read ({kinds}), {shown}.",)
+
+    def fingerprint(self, names: Iterable[str]) -> str:
+        """Return a SHA-256 (hex) over names, sizes and modification times of files."""
+        sha = hashlib.sha256()
+        for name in names:
+            status = self.file(name).stat()
+            sha.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0"))
+        return sha.hexdigest()
+
+
+def client_names(names: list[str]) -> tuple[str, ...]:
+    """Return the names of the clients: their files' paths without what is common to all of them.
+
+    Args:
+        names: Names of the files.
+
+    >>> client_names(["heart/cleveland.csv", "heart/hungarian.csv"])
+    ('cleveland', 'hungarian')
+    >>> client_names(["north/data.csv", "south/data.csv"])
+    ('north', 'south')
+    """
+    paths = [PurePosixPath(name).with_suffix("").parts for name in names]
+    if len(set(paths)) < len(paths):  # `a.csv` and `a.CSV`
+        return tuple(names)
+    while len({path[0] for path in paths}) == 1 and min(map(len, paths)) > 1:
+        paths = [path[1:] for path in paths]
+    while len({path[-1] for path in paths}) == 1 and min(map(len, paths)) > 1:
+        paths = [path[:-1] for path in paths]
+    return tuple("/".join(path) for path in paths)
+
+
+def _names(
+    folder: Path, prefix: str = "", above: tuple[tuple[int, int], ...] = ()
+) -> Iterator[str]:
+    """Yield the relative paths of all files below a folder.
+
+    Args:
+        folder: The folder.
+        prefix: Its path relative to the first folder, with a slash at the end.
+        above: Device and inode of the folders above it.
+    """
+    status = folder.stat()
+    identity = status.st_dev, status.st_ino
+    if identity in above:
+        return
+    for entry in os.scandir(folder):
+        if entry.name.startswith(".") or entry.name in LEFTOVERS:
+            continue
+        if entry.is_dir():
+            yield from _names(Path(entry.path), f"{prefix}{entry.name}/", (*above, identity))
+        elif entry.is_file():
+            yield prefix + entry.name
+        elif entry.is_symlink():
+            raise FileNotFoundError(f"the link {prefix}{entry.name} leads nowhere")
+
+
+def _unpacked(path: Path) -> Path:
+    """Return the folder in the cache with the content of a .zip file."""
+    if not path.is_file():
+        raise DataError(f"{path} is neither a folder nor a file. Give one.")
+    try:
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        target = files.cache_folder() / CACHED / digest[:32]
+        if target.is_dir():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with ZipFile(path) as archive, tempfile.TemporaryDirectory(dir=target.parent) as beside:
+            size = sum(entry.file_size for entry in archive.infolist())
+            if size > MAX_BYTES:
+                raise DataError(
+                    f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is"
+                    f" {MAX_BYTES // 2**30}. Use fewer or smaller samples."
+                )
+            Path(beside, "files").mkdir()
+            for entry in archive.infolist():
+                entry.filename = _inside(entry, path)
+                archive.extract(entry, Path(beside, "files"))
+            Path(beside, "files").rename(target)
+    except DAMAGED as error:
+        raise DataError(
+            f"{path} cannot be unpacked to {files.cache_folder()} ({error}). If it is damaged or"
+            " encrypted, create it again; or give a folder."
+        ) from error
+    return target
+
+
+def _inside(entry: ZipInfo, path: Path) -> str:
+    """Return the name of an entry of a .zip file, with slashes, if it can be unpacked."""
+    name = entry.filename.replace("\\", "/")
+    parts = PurePosixPath(name).parts
+    if name.startswith("/") or ".." in parts or (parts and ":" in parts[0]):
+        raise DataError(f"{path}: the entry {entry.filename!r} leads out of the archive.")
+    if stat.S_ISLNK(entry.external_attr >> 16):
+        raise DataError(
+            f"{path}: the entry {name} is a symbolic link. Create the archive with the content of"
+            " links (zip without -y)."
+        )
+    return name

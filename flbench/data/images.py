@@ -1,0 +1,282 @@
+"""Images in folders or .zip files, as Pillow reads them.
+
+Images are laid out as `train/CLASS/*` and `test/CLASS/*` (or `Training` and `Testing`), as
+`CLASS/*` (torchvision's ImageFolder), or, with `data.client=folder`, as `CLIENT/CLASS/*`. In the
+second and third layout all of them belong to the train part, whose samples are split for every
+client. All folders may lie in a common top folder. torchvision's ImageFolder itself is not used: it
+takes clients for classes, and follows links in circles. Images have one size, or are resized to one
+(`data.resize`). If all images are grey, they have one channel, otherwise three. Decoded images are
+cached in one file.
+"""
+
+import tempfile
+import warnings
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flbench.core import files
+from flbench.core.errors import DataError
+from flbench.core.text import one_line
+from flbench.data import labels
+from flbench.data.dataset import Dataset
+from flbench.data.folders import Folder
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Size = tuple[int, int]
+"""Height and width of an image."""
+
+SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+MAX_BYTES: Final = 16 * 2**30
+FORMAT: Final = "v3"
+PARTS: Final = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+"""Part of the data by the name of its folder in lower case."""
+PART_FOLDERS: Final = (*PARTS, "val", "valid", "validation")
+PNG: Final = b"\x89PNG\r\n\x1a\n"
+BITS: Final = 258  # TIFF tag: bits of each channel
+
+
+def is_image(name: str) -> bool:
+    """Return whether the name of a file has the suffix of an image."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def read(
+    folder: Folder, name: str, *, by_client: bool = False, size: Size | None = None
+) -> Dataset:
+    """Read all images of a folder, from the cache if they were decoded before.
+
+    Args:
+        folder: The folder or .zip file.
+        name: Name of the data set.
+        by_client: Whether the folders above the class folders are natural clients, `CLIENT/CLASS/*`
+            (`data.client=folder`).
+        size: Height and width that images are resized to; None if all have one size.
+
+    Raises:
+        DataError: The folder has another layout, an image cannot be decoded, or images differ in
+            size.
+    """
+    entries = _client_folders(folder) if by_client else _placed(folder) or _class_folders(folder)
+    if not by_client:  # the train part first
+        entries.sort(key=lambda entry: (entry[0] != "train", *entry[1:]))
+    found = {label for _, label, _ in entries}
+    names = labels.class_names(sorted(found), str(folder.path), "class folders")
+    if twice := [label for label, other in names.items() if label != other in found]:
+        raise DataError(
+            f"{folder.path}: the class folders {names[twice[0]]!r} and {twice[0]!r} are the same"
+            " number. Merge them, or rename one."
+        )
+    classes = labels.in_order(found)
+    used = [entry for _, _, entry in entries]
+    resized = f"-{size[0]}x{size[1]}" if size else ""
+    cache = files.cache_folder() / f"images-{FORMAT}-{folder.fingerprint(used)[:32]}{resized}.npy"
+    try:
+        x: NDArray[np.uint8] = np.load(cache, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        x = _decode(folder, used, size)
+        _to_cache(cache, x)
+    unused = sorted({*filter(is_image, folder.names)} - {*used})
+    notes = folder.left_out([*used, *unused], f"images are {', '.join(SUFFIXES)} files")
+    if unused:
+        notes += (
+            f"data: {len(unused):,} images outside of train/CLASS/ and test/CLASS/ are not used,"
+            f" such as {one_line(unused[0])}. Validation parts are split off the training samples"
+            " of each client (partition.split); move images to train/CLASS/ to use them.",
+        )
+    number = {label: k for k, label in enumerate(classes)}
+    parts = [part for part, _, _ in entries]  # or the clients
+    clients, groups = np.unique(parts, return_inverse=True)
+    return Dataset(
+        name,
+        x,
+        np.array([number[label] for _, label, _ in entries], dtype=np.int64),
+        tuple(classes),
+        train=len(entries) if by_client else parts.count("train"),
+        groups=groups.astype(np.int64) if by_client else None,
+        group_names=tuple(map(str, clients)) if by_client else (),
+        notes=notes,
+    )
+
+
+def has_parts(folder: Folder) -> bool:
+    """Return whether a folder has images `train/CLASS/*`."""
+    return bool(_placed(folder))
+
+
+def decode(path: Path, where: str, size: Size | None = None) -> NDArray[np.uint8]:
+    """Return one image [height, width, 3], upright and opaque; see `as_seen`.
+
+    Args:
+        path: The file.
+        where: What error messages call it.
+        size: Height and width that the image is resized to by bilinear interpolation over all
+            pixels that a new one covers; the proportions may change. None leaves it as it is.
+
+    Raises:
+        DataError: The image cannot be decoded, has more than 8 bits per channel, or has several
+            frames.
+    """
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings(), Image.open(path) as image:
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            # Pillow opens colours of 16 bits per channel with 8 bits, without a word.
+            bits = dict(getattr(image, "tag_v2", {})).get(BITS, (8,))
+            with path.open("rb") as file:
+                is_deep = (start := file.read(25)).startswith(PNG) and start[24] > 8
+            if is_deep or max(bits) > 8 or image.mode.startswith(("I", "F")):
+                raise ValueError("it has more than 8 bits per channel, which would be lost")
+            frames = getattr(image, "n_frames", 1)
+            if frames > 1 and image.format not in ("JPEG", "MPO"):  # which have previews
+                raise ValueError(f"it has {frames} frames; save each in a file of its own")
+            shown = as_seen(image).convert("RGB")
+            if size is not None and (shown.height, shown.width) != size:
+                shown = shown.resize(size[::-1], Image.Resampling.BILINEAR)
+            return np.asarray(shown)
+    except (Warning, Exception) as error:  # Pillow raises exceptions of many kinds
+        raise DataError(
+            f"{where} cannot be decoded ({error}). Convert, replace or remove it."
+        ) from error
+
+
+def as_seen(image: "Image") -> "Image":
+    """Return an image upright, in opaque colours, grey levels or numbers.
+
+    It is turned as its EXIF orientation says. Transparent pixels are shown on a black background,
+    whatever colour the file stores for them. Positions in a palette, inks (CMYK) and bits become
+    colours or grey levels; other modes stay.
+    """
+    from PIL import Image, ImageOps
+
+    mode = image.mode
+    with suppress(Exception):  # damaged EXIF
+        image = ImageOps.exif_transpose(image)
+    if image.has_transparency_data:
+        black = Image.new("RGBA", image.size, (0, 0, 0, 255))
+        solid = Image.alpha_composite(black, image.convert("RGBA")).convert("RGB")
+        return solid.convert("L") if mode in ("LA", "La") else solid
+    return image.convert({"1": "L", "P": "RGB", "CMYK": "RGB"}.get(mode, mode))
+
+
+def _placed(folder: Folder) -> list[tuple[str, str, str]]:
+    """Return (part, class, name) of every image in a class folder of a train or test part.
+
+    Nothing is returned without a train part.
+
+    Raises:
+        DataError: There are several folders of one part, such as those of several hospitals.
+    """
+    found = [
+        (*PurePosixPath(name).parts[-3:-1], name)
+        for name in filter(is_image, folder.names)
+        if name.count("/") > 1 and PurePosixPath(name).parts[-3].lower() in PARTS
+    ]
+    for part in ("train", "test"):
+        above = {
+            str(PurePosixPath(name).parents[1])
+            for of, _, name in found
+            if PARTS[of.lower()] == part
+        }
+        if len(above) > 1:
+            raise DataError(
+                f"{folder.path} has several folders of a {part} part, such as {min(above)} and"
+                f" {max(above)}. If they are clients, move their images to CLIENT/CLASS/* and set"
+                " data.client=folder (the samples of each client are split by partition.split). If"
+                f" not, move all to one folder {part}/CLASS/*."
+            )
+    entries = [(PARTS[of.lower()], label, name) for of, label, name in found]
+    return entries if any(part == "train" for part, _, _ in entries) else []
+
+
+def _class_folders(folder: Folder) -> list[tuple[str, str, str]]:
+    """Return ("train", class, name) of every image in the layout `CLASS/*`.
+
+    Raises:
+        DataError: There is no image, images lie outside of class folders, or class folders are not
+            beside each other.
+    """
+    images = [PurePosixPath(name) for name in folder.names if is_image(name)]
+    if not images:
+        shown = ", ".join(folder.names[:3]) or "nothing"
+        raise DataError(
+            f"{folder.path} has no images `train/CLASS/*{{{','.join(SUFFIXES)}}}` or `CLASS/*`, and"
+            f" no tables or texts; it contains {shown}. Arrange the files in one of these ways."
+        )
+    has_parts_alone = {image.parent.name.lower() for image in images} <= {*PART_FOLDERS}
+    for image in images:
+        if len(image.parts) < 2 or has_parts_alone:
+            raise DataError(
+                f"{folder.path}: the image {image} is in no class folder. Move the images into one"
+                " folder for each class: CLASS/*, or train/CLASS/* and test/CLASS/*."
+            )
+        if image.parent.parent != images[0].parent.parent:
+            raise DataError(
+                f"{folder.path}: the folders of {images[0]} and {image} are not beside each other,"
+                " so they cannot both be class folders. Use CLASS/*, or train/CLASS/* and"
+                " test/CLASS/*; or, for CLIENT/CLASS/*, set data.client=folder."
+            )
+    if images[0].parent.parent.name.lower() == "test":
+        raise DataError(f"{folder.path} has images of a test part alone. Add train/CLASS/*.")
+    return [("train", image.parent.name, str(image)) for image in images]
+
+
+def _client_folders(folder: Folder) -> list[tuple[str, str, str]]:
+    """Return (client, class, name) of every image in the layout `CLIENT/CLASS/*`.
+
+    Raises:
+        DataError: There is no image, or the images are not in this layout.
+    """
+    images = [PurePosixPath(name) for name in folder.names if is_image(name)]
+    wanted = "`data.client=folder` needs images CLIENT/CLASS/*, all at one depth"
+    if not images:
+        raise DataError(f"{folder.path} has no images. {wanted}; leave it out for other data.")
+    for image in images:
+        if len(image.parts) < 3 or image.parts[:-3] != images[0].parts[:-3]:
+            raise DataError(f"{folder.path}: {wanted}, which {image} is not. Move or remove it.")
+        if image.parts[-3].lower() in PART_FOLDERS:
+            raise DataError(
+                f"{folder.path}: {wanted}, but the folder {image.parts[-3]} has the name of a part"
+                " of the data. Move the images of each client to CLIENT/CLASS/* (the samples of"
+                " each client are split by partition.split); or leave data.client out."
+            )
+    return [(image.parts[-3], image.parts[-2], str(image)) for image in images]
+
+
+def _decode(folder: Folder, names: list[str], size: Size | None) -> NDArray[Any]:
+    """Return the decoded images [n, 3 or 1, height, width]."""
+    first = decode(folder.file(names[0]), folder.place(names[0]), size)
+    if (needed := len(names) * first.size) > MAX_BYTES:
+        raise DataError(
+            f"{folder.path}: {len(names):,} images of {first.shape[1]}x{first.shape[0]} pixels take"
+            f" {needed / 2**30:.1f} GiB; the limit is {MAX_BYTES // 2**30}. Use fewer images, or"
+            " smaller ones (data.resize)."
+        )
+    images = np.empty((len(names), *first.shape), dtype=np.uint8)
+    for position, name in enumerate(names):
+        image = decode(folder.file(name), folder.place(name), size)
+        if image.shape != first.shape:
+            raise DataError(
+                f"{folder.path}: {name} has {image.shape[1]}x{image.shape[0]} pixels, but"
+                f" {names[0]} has {first.shape[1]}x{first.shape[0]}. Bring all images to one size,"
+                " for example by data.resize=64."
+            )
+        images[position] = image
+    is_grey = all(np.array_equal(images[..., 0], images[..., k]) for k in (1, 2))
+    # [n, height, width, channels] -> [n, channels, height, width]
+    return np.ascontiguousarray(np.moveaxis(images[..., :1] if is_grey else images, -1, 1))
+
+
+def _to_cache(file: Path, x: NDArray[np.uint8]) -> None:
+    """Write decoded images to the cache atomically, if it can be written."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".npy", delete=False) as beside:
+            np.save(beside, x, allow_pickle=False)
+        Path(beside.name).replace(file)

@@ -1,0 +1,559 @@
+"""Tables of pandas: CSV, Parquet and Excel files, one for each client, and DataFrames.
+
+All tables have the same columns, in any order. A column has numbers or words. Words are
+categories, which are one-hot encoded later, when the training parts are known. An empty field,
+`?`, or what pandas reads as missing, such as `NA` or `NaN`, is a missing value; it is imputed
+later, from the client's training part. The label is the last column, the column
+`data.label=COLUMN`, or the result of a rule such as `data.label="num > 0"`.
+"""
+
+import csv
+import operator
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flbench.core.errors import DataError, did_you_mean, shortened
+from flbench.data.dataset import Dataset
+from flbench.data.folders import Folder, client_names
+from flbench.data.labels import NUMBER, number_texts, with_blocks
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUFFIXES: Final = (".csv", ".tsv", ".parquet", ".xlsx")
+WORDS: Final = ("", "?", "na", "nan", "null", "none", "n/a", "#n/a", "#na", "#n/a n/a", "<na>")
+MISSING: Final = frozenset(
+    (*WORDS, "-nan", "+nan", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan", "nat")
+)
+"""Missing values in lower case: `?`, and those of pandas."""
+CASES: Final = [case(word) for word in MISSING for case in (str.lower, str.upper, str.title)]
+MAX_WORDS: Final = 1_000  # of one column
+FEW_WORDS: Final = 10  # a column with more words must have, on average, two values for each
+CONTINUOUS: Final = 20  # a label with more values must have, on average, two rows for each
+FEW_ROWS: Final = 10  # consecutive numbers of fewer rows are a coincidence
+LARGEST: Final = float(np.finfo(np.float32).max)
+RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", re.DOTALL)
+SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
+    ">": operator.gt,
+    "<": operator.lt,
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+}
+UNNAMED: Final = re.compile(r"(Unnamed: \d+(_level_\d+)?)?")  # as pandas names such columns
+SPREADSHEET: Final = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)  # how fields are separated
+DECIMAL_COMMA: Final = re.compile(
+    rb'(?:^|[;\t|\n])[ "]*[-+]?(?:\d+,(?:\d\d?|\d{4,})|(?:0|\d{4,}),\d+)[ "]*(?=[;\t|\r\n]|\Z)'
+)
+"""A number with a decimal comma. `1,050` could also have a separator of thousands."""
+FORMATTED: Final = re.compile(
+    r"[-+(]?[$€£]? ?(\d{1,3}([ '.,\u00a0\u202f]\d{3})+|\d+)([.,]\d+)? ?[%$€£]?\)?", re.ASCII
+)
+"""Numbers as spreadsheets show them: with separators of thousands, a decimal comma, `%` or `$`."""
+ROW_ID: Final = re.compile(r"(.*[\W_])?(id|ids|idx|index|nr|no|row|rownum|uid)", re.IGNORECASE)
+SOURCE: Final = re.compile(
+    r"(.*[\W_])?(id|uid|pid|mrn|(patient|subject|person|participant|user|writer|speaker|device)s?"
+    r"([\W_]*(id|nr|no|number|code|name))?)",
+    re.IGNORECASE,
+)
+"""Names of columns of what several rows come from."""
+FEW_SOURCES: Final = 8
+
+
+@dataclass(frozen=True)
+class Places:
+    """What error messages call the rows of several tables.
+
+    Attributes:
+        tables: Name of each table.
+        ends: Number of rows of all tables up to each of them.
+    """
+
+    tables: Sequence[str]
+    ends: NDArray[np.int64]
+
+    def of(self, row: int, column: str) -> str:
+        """Return the table, the row below the names of the columns, and the column."""
+        k = int(np.searchsorted(self.ends, row, side="right"))
+        below = row - (int(self.ends[k - 1]) if k else 0) + 1
+        return f"{self.tables[k]}, row {below} below the names, column `{shortened(column, 60)}`"
+
+
+def is_table(name: str) -> bool:
+    """Return whether the name of a file has the suffix of a table."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def read(
+    folder: Folder,
+    name: str,
+    label: str | None,
+    drop: Sequence[str] = (),
+    group: str | None = None,
+) -> Dataset:
+    """Read the tables of all clients, in the order of their file names.
+
+    All rows belong to the train part: there is no common test set.
+
+    Args:
+        folder: The folder, .zip file or single table.
+        name: Name of the data set.
+        label: Column of the label, or a rule on a column; None for the last column that is left.
+        drop: Columns that are left out, whatever they contain. At least one table has each of them.
+        group: Column of what several rows come from, such as a patient, which is no feature; see
+            `Dataset.blocks`.
+
+    Raises:
+        DataError: A table cannot be used; the message names file, row and column.
+    """
+
+    def texts(header: list[str]) -> list[str | None]:
+        return [group, _target([one for one in header if one not in (*drop, group)], label)]
+
+    entries = [entry for entry in folder.names if is_table(entry)]
+    frames = {entry: _frame(folder, entry, texts) for entry in entries}
+    for entry, frame in frames.items():
+        _check_names([one for one in frame.columns if one not in drop], folder.place(entry))
+    places = {folder.place(entry): frame for entry, frame in frames.items()}
+    del frames
+    dataset = from_frames(places, str(folder.path), name, label, drop, group, key="data.drop")
+    notes = (*folder.left_out(entries, f"tables are {', '.join(SUFFIXES)} files"), *dataset.notes)
+    return replace(dataset, group_names=client_names(entries), notes=notes)
+
+
+def from_frames(
+    frames: "Mapping[str, pd.DataFrame]",
+    where: str,
+    name: str,
+    label: str | None = None,
+    drop: Sequence[str] = (),
+    group: str | None = None,
+    *,
+    key: str = "drop",
+) -> Dataset:
+    """Return the data set of tables, one for each client.
+
+    Args:
+        frames: A table for each client, by what error messages call it.
+        where: What error messages call all of them.
+        name: Name of the data set.
+        label: See `read`.
+        drop: See `read`.
+        group: See `read`.
+        key: What error messages call `drop`.
+
+    Raises:
+        DataError: A table cannot be used; the message names table, row and column.
+    """
+    tables = _with_one_header(frames, where, label, drop, key)
+    header = [column for column in tables[0].columns if column != group]
+    target = _target(header, label)
+    if target in drop or target not in header:
+        hint = did_you_mean(target or "", header) or f" Columns: {', '.join(header)}."
+        why = f"which `{key}` leaves out." if target in drop else f"which {where} lacks.{hint}"
+        raise DataError(f"`data.label` refers to the column `{shortened(target or '', 60)}`, {why}")
+    features = [column for column in header if column != target]
+    if not features:
+        raise DataError(
+            f"{where}: the tables have no column besides the label `{target}`. Add features."
+        )
+    places = Places(list(frames), np.cumsum([len(table) for table in tables]))
+    names, y = _classes(_joined(tables, target), target, label, places, where)
+    x = np.empty((len(y), len(features)), dtype=np.float32)
+    words: list[tuple[str, ...]] = []
+    free: list[str] = []
+    numbering: list[str] = []
+    sources: list[str] = []
+    for k, feature in enumerate(features):
+        column = _joined(tables, feature)
+        x[:, k], found, is_free = _feature(column, feature, places)
+        words.append(found)
+        free += [feature] if is_free else []
+        if found or column.dtype.kind in "iu":
+            count = len(np.unique(x[:, k])) if found else column.nunique()
+            if SOURCE.fullmatch(feature) and FEW_SOURCES <= count <= len(y) / 2:
+                sources.append(feature)
+            if not found and _numbers_rows(column.to_numpy(), places.ends, feature):
+                numbering.append(feature)
+    if free:
+        raise DataError(
+            f"{where}: the column `{free[0]}` has {len(words[features.index(free[0])]):,} different"
+            " words, too many for categories. Leave identifiers and free text out by"
+            f' "{key}={free}" (what several rows come from, such as a patient, can be data.group),'
+            f" or replace the words by at most {MAX_WORDS:,} categories or by numbers."
+        )
+    notes = []
+    if numbering:
+        notes.append(
+            f"data: {', '.join(f'`{one}`' for one in numbering)} counts or identifies the rows, and"
+            " the net gets it as a feature: where rows are sorted by class or client, the net"
+            f" predicts classes from it. Leave it out by {key} unless it is a measurement."
+        )
+    if sources and group is None:
+        notes.append(
+            f"data: several rows have the same `{sources[0]}`. If they come from one patient,"
+            " person or device, a client is tested on those that it has trained on: keep them"
+            f" together by data.group={sources[0]}; or leave the column out by {key}."
+        )
+    dataset = Dataset(
+        name,
+        x,
+        y,
+        names,
+        train=len(y),
+        groups=np.repeat(np.arange(len(tables)), [len(table) for table in tables]),
+        group_names=tuple(frames),
+        columns=tuple(features),
+        words=tuple(words),
+        dropped=tuple(drop),
+        notes=tuple(notes),
+    )
+    if group is None:
+        return dataset
+    blocks = _joined(tables, group).to_numpy(dtype=object)
+    return with_blocks(dataset, blocks, group, f"{where}, column `{group}`")
+
+
+def features_of(
+    folder: Folder, entry: str, columns: Sequence[str], words: Sequence[Sequence[str]]
+) -> NDArray[np.float32]:
+    """Read the features of one table, whose label is not known.
+
+    Args:
+        folder: The folder that has the table.
+        entry: Name of the table. It may have further columns, in any order, which are not used.
+        columns: Names of the columns to read.
+        words: Words of each column; empty for columns of numbers.
+
+    Returns:
+        Features [n, columns]; NaN for missing values. A column of words has the position of the
+        word, and -1 for a word that is not among them.
+
+    Raises:
+        DataError: The table lacks a column, or a value cannot be used.
+    """
+    where = folder.place(entry)
+    of_words = {column for column, known in zip(columns, words, strict=True) if known}
+    frame = _frame(folder, entry, lambda header: [one for one in header if one in of_words])
+    for column in columns:
+        if (count := list(frame.columns).count(column)) != 1:
+            hint = did_you_mean(column, frame.columns) if not count else ""
+            raise DataError(
+                f"{where} has {count or 'no'} column `{column}`; the model takes"
+                f" {', '.join(columns)}, each once.{hint} Fields of a column may be empty."
+            )
+    places = Places([where], np.array([len(frame)]))
+    x = np.empty((len(frame), len(columns)), dtype=np.float32)
+    for k, (column, known) in enumerate(zip(columns, words, strict=True)):
+        if not known:
+            x[:, k], others, _ = _feature(frame[column], column, places)
+            if others:
+                raise DataError(
+                    f"{where}, column `{column}`: {shortened(others[0], 60)!r} is not a number."
+                )
+            continue
+        codes, texts = _texts(frame[column])
+        position = {word: place for place, word in enumerate(known)}
+        values = [nan if _is_missing(text) else position.get(text, -1) for text in texts]
+        x[:, k] = np.array([*values, nan])[codes]
+    return x
+
+
+def _frame(
+    folder: Folder, entry: str, texts: Callable[[list[str]], Sequence[str | None]]
+) -> "pd.DataFrame":
+    """Return a table with its columns as numbers or texts.
+
+    Args:
+        folder: The folder that has it.
+        entry: Name of its file.
+        texts: Function from the names of the columns to those that are texts, whatever they have.
+    """
+    import pandas as pd
+
+    path, where = folder.file(entry), folder.place(entry)
+    try:
+        if path.suffix.lower() == ".parquet":
+            frame = pd.read_parquet(path)
+        elif path.suffix.lower() == ".xlsx":
+            frame = pd.read_excel(path)
+        else:
+            frame = _csv(path, texts)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not in UTF-8 ({error}). Save it as CSV in UTF-8.") from error
+    except (ImportError, OSError, ValueError, KeyError, Warning) as error:
+        # pandas' ParserError is a ValueError that names the line, and zipfile's a KeyError
+        raise DataError(f"{where} cannot be read as a table ({error}). Correct it.") from error
+    frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+    frame = frame.dropna(how="all").reset_index(drop=True)
+    if frame.empty:
+        raise DataError(f"{where} has no rows below its header. Add rows, or remove the file.")
+    return frame
+
+
+def _csv(path: Path, texts: Callable[[list[str]], Sequence[str | None]]) -> "pd.DataFrame":
+    """Return a CSV file; its fields are separated by commas, semicolons, tabs or bars."""
+    import pandas as pd
+
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        first = next((line for line in file if line.strip()), "")
+    named = SPREADSHEET.match(first)
+    separator = named[1] if named else ","
+    if not named and len(next(csv.reader([first]), [])) == 1:
+        separator = next((sign for sign in ";\t|" if sign in first), ",")
+    has_commas = separator != "," and DECIMAL_COMMA.search(path.read_bytes())
+    form: dict[str, Any] = {
+        "sep": separator,
+        "decimal": "," if has_commas else ".",
+        "encoding": "utf-8-sig",
+        "skiprows": 1 if named else 0,
+        "skipinitialspace": True,
+        "keep_default_na": False,
+        "na_values": CASES,
+    }
+    header = pd.read_csv(
+        path, **(form | {"header": None, "nrows": 1, "dtype": str, "na_values": ()})
+    )
+    names = [str(name).strip() for name in header.iloc[0]]
+    width = len(names)
+    of_texts = texts(names)
+    form |= {"header": 0, "names": range(width), "index_col": False, "low_memory": False}
+    form["float_precision"] = "round_trip"  # as Python's float
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # rows wider than the header
+        found = pd.read_csv(
+            path, dtype={k: str for k in range(width) if names[k] in of_texts}, **form
+        )
+        # What pandas takes for truth values, or for several types, is read again as it is written.
+        again = [k for k in range(width) if found[k].dtype in (bool, object)]
+        if again:
+            found[again] = pd.read_csv(path, usecols=again, dtype=str, **form)
+    found.columns = pd.Index(names)
+    return found
+
+
+def _check_names(header: list[str], where: str) -> None:
+    """Raise a DataError if the names of the columns are the values of a first row.
+
+    All of them are numbers then, or all but that of the label. Numbers that rise or fall from
+    column to column, such as years or wavelengths, are names.
+    """
+    values = [value for name in header if (value := _number(name)) is not None]
+    if len(values) < max(1, len(header) - 1):
+        return
+    steps = np.diff(values if len(values) < len(header) else values[:-1])
+    is_sorted = bool((steps > 0).all() or (steps < 0).all())
+    if is_sorted and (len(steps) > 3 or (len(steps) > 1 and bool((steps == steps[0]).all()))):
+        return
+    raise DataError(
+        f"{where} has no names of columns in its first line, but the numbers of a row:"
+        f" {shortened(', '.join(header), 80)}. Add a line of names above it; or, if these are"
+        " names, add a letter to each."
+    )
+
+
+def _with_one_header(
+    frames: "Mapping[str, pd.DataFrame]",
+    where: str,
+    label: str | None,
+    drop: Sequence[str],
+    key: str,
+) -> "list[pd.DataFrame]":
+    """Return the tables without the columns of `drop`, with their columns in one order."""
+    everywhere = dict.fromkeys(column for frame in frames.values() for column in frame.columns)
+    if unknown := [column for column in drop if column not in everywhere]:
+        hint = did_you_mean(unknown[0], everywhere) or f" Columns: {', '.join(everywhere)}."
+        raise DataError(
+            f"`{key}` names the column `{shortened(unknown[0], 60)}`, which {where} lacks.{hint}"
+        )
+    tables: list[pd.DataFrame] = []
+    header: list[str] = []
+    for table, whole in frames.items():
+        frame = whole.drop(columns=[column for column in drop if column in whole.columns])
+        columns = list(frame.columns)
+        if not columns:
+            raise DataError(f"`{key}` leaves out all columns of {table}. Leave out fewer.")
+        if unnamed := [k for k, column in enumerate(columns, 1) if UNNAMED.fullmatch(column)]:
+            raise DataError(
+                f"{table}: column {unnamed[0]} of {len(columns)} has no name, as an index that was"
+                " saved with the table (pandas: index=False), or a separator at the end of the"
+                " lines. Name or remove it."
+            )
+        if twice := [column for k, column in enumerate(columns) if column in columns[:k]]:
+            raise DataError(f"{table} has two columns `{twice[0]}`. Rename or remove one.")
+        header = header or columns
+        if sorted(columns) != sorted(header):
+            raise DataError(
+                f"{table} has the columns {columns}, but others have {header}. Use the same columns"
+                f" in all tables, or leave out by {key} those that are not in all of them."
+            )
+        if label is None and columns[-1] != header[-1]:
+            raise DataError(
+                f"{table} has the last column `{columns[-1]}`, and others `{header[-1]}`, so it is"
+                " not clear which one has the label. Set data.label to its column."
+            )
+        tables.append(frame[header])
+    return tables
+
+
+def _target(columns: Sequence[str], label: str | None) -> str | None:
+    """Return the column of the label, which may not be there; None without columns."""
+    if label is None:
+        return columns[-1] if columns else None
+    found = RULE.fullmatch(label)
+    return label if label in columns or found is None else found["column"].strip()
+
+
+def _joined(tables: "Sequence[pd.DataFrame]", name: str) -> "pd.Series[Any]":
+    """Return one column of all tables."""
+    import pandas as pd
+
+    parts = [table[name] for table in tables]
+    known = [part for part in parts if not part.isna().all()] or parts
+    parts = [part if part.dtype == known[0].dtype else part.astype(object) for part in parts]
+    return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
+
+
+def _texts(column: "pd.Series[Any]") -> tuple[NDArray[np.int64], list[str]]:
+    """Return the different values of a column as texts, and the position [n] of each; -1: None."""
+    codes, found = column.factorize()
+    return codes, [str(value).strip() for value in found]
+
+
+def _is_missing(text: str) -> bool:
+    return text.lower() in MISSING
+
+
+def _number(text: str) -> float | None:
+    """Return a text as a number; None if it is not one. Python would read `1_0` as 10."""
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
+
+
+def _classes(
+    column: "pd.Series[Any]", target: str, label: str | None, places: Places, where: str
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Return the names of the classes, and the class [n] of each row."""
+    codes, texts = _texts(column)
+    lacking = np.array([*map(_is_missing, texts), True])
+    if lacking[codes].any():
+        raise DataError(
+            f"{places.of(int(np.flatnonzero(lacking[codes])[0]), target)} has no label. Remove the"
+            " row; or, if this is the name of a class, rename it."
+        )
+    if label is not None and label != target:
+        texts = _ruled(texts, codes, label, target, places)
+    names, (numbers,) = number_texts({target: texts}, where)
+    if len(names) < 2 or (len(names) > CONTINUOUS and 2 * len(names) > len(codes)):
+        raise DataError(
+            f"{where}: the label `{target}` has {len(names)} value(s) in {len(codes)} rows, too few"
+            " or too many for classes; classification needs at least two. Set data.label to another"
+            " column or to a rule (`num > 0`)."
+        )
+    return names, numbers[codes]
+
+
+def _ruled(
+    texts: Sequence[str], codes: NDArray[np.int64], label: str, target: str, places: Places
+) -> list[str]:
+    """Return "1" or "0" for each value of a label, as a rule such as `num > 0` says."""
+    rule = RULE.fullmatch(label)
+    bound = rule["bound"].strip() if rule else ""
+    if rule is None or not NUMBER.fullmatch(bound) or not isfinite(float(bound)):
+        raise DataError(
+            f"`data.label` compares the column `{target}` with `{shortened(bound, 60)}`, which is"
+            " not a finite number. A rule looks like `num > 0`."
+        )
+    found = []
+    for k, text in enumerate(texts):
+        value = _number(text)
+        if value is None or not isfinite(value):
+            row = int(np.flatnonzero(codes == k)[0])
+            raise DataError(
+                f"{places.of(row, target)}: the label {shortened(text, 60)!r} is not a finite"
+                f" number, so the rule `{label}` cannot be applied. Correct it."
+            )
+        found.append(str(int(SIGNS[rule["sign"]](value, float(bound)))))
+    return found
+
+
+def _feature(
+    column: "pd.Series[Any]", name: str, places: Places
+) -> tuple[NDArray[np.float64], tuple[str, ...], bool]:
+    """Return a column as numbers [n], its sorted words, and whether these are no categories.
+
+    A column of words has the position of the word; NaN is a missing value.
+    """
+    if column.dtype.kind in "iuf":
+        x = column.to_numpy(dtype=np.float64, na_value=nan)
+        _check_finite(x, name, places)
+        return x, (), False
+    codes, texts = _texts(column)
+    values = [nan if _is_missing(text) else _number(text) for text in texts]
+    words = tuple(
+        sorted({text for text, value in zip(texts, values, strict=True) if value is None})
+    )
+    if not words:
+        x = np.array([*values, nan], dtype=np.float64)[codes]
+        _check_finite(x, name, places)
+        return x, (), False
+    counts = np.bincount(codes[codes >= 0], minlength=len(texts))
+    is_word = np.array([value is None for value in values])
+    total = int(counts[is_word].sum())
+    formatted = np.array([bool(FORMATTED.fullmatch(text)) for text in texts]) & is_word
+    row = int(np.flatnonzero(np.append(is_word, False)[codes])[0])
+    if 2 * int(counts[formatted].sum()) > total:
+        row = int(np.flatnonzero(np.append(formatted, False)[codes])[0])
+        raise DataError(
+            f"{places.of(row, name)}: {texts[codes[row]]!r} is a number as a spreadsheet shows it."
+            " Write decimal points, and no separators of thousands, percent signs or currencies"
+            " (format `General` in a spreadsheet); or, if these are categories, add a letter."
+        )
+    if any(value is not None and value == value for value in values):
+        raise DataError(
+            f"{places.of(row, name)}: {shortened(texts[codes[row]], 60)!r} is not a number, but"
+            " other rows have numbers. Write numbers alone, or words alone (categories); leave the"
+            " field empty if a value is missing."
+        )
+    position = {word: place for place, word in enumerate(words)}
+    x = np.array([*(position.get(text, nan) for text in texts), nan])[codes]
+    is_free = len(words) == len(codes) > 1 or len(words) > MAX_WORDS
+    return x, words, is_free or (len(words) > FEW_WORDS and 2 * len(words) > total)
+
+
+def _check_finite(x: NDArray[np.float64], name: str, places: Places) -> None:
+    """Raise a DataError if a number is infinite, or too large for float32."""
+    if (wrong := np.abs(x) > LARGEST).any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise DataError(
+            f"{places.of(row, name)}: {x[row]:g} is not a finite number that float32 can represent."
+            " Replace it."
+        )
+
+
+def _numbers_rows(values: NDArray[Any], ends: NDArray[np.int64], name: str) -> bool:
+    """Return whether whole numbers count the rows of all tables, or of each, in any order.
+
+    In a column with the name of an identifier, they need not be consecutive.
+    """
+    tables = [table for table in np.split(values, ends[:-1]) if len(table) > 1]
+    if len(values) < FEW_ROWS or not tables:
+        return False
+    if any(all(map(_are_consecutive, parts)) for parts in ([values], tables)):
+        return True
+    return ROW_ID.fullmatch(name) is not None and len(np.unique(values)) == len(values)
+
+
+def _are_consecutive(values: NDArray[Any]) -> bool:
+    spread = int(values.max()) - int(values.min()) + 1
+    return spread == len(values) == len(np.unique(values))
