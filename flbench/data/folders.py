@@ -53,7 +53,8 @@ class Folder:
         self._root = path if path.is_dir() else _unpacked(path)
         try:
             self.names = sorted(_names(self._root))
-        except OSError as error:
+            "\n".join(self.names).encode()  # other names could not be written into results
+        except (OSError, UnicodeEncodeError) as error:
             raise DataError(f"{path} cannot be read ({error}). Correct or remove it.") from error
 
     def file(self, name: str) -> Path:
@@ -131,15 +132,15 @@ def _names(
     identity = status.st_dev, status.st_ino
     if identity in above:
         return
-    for entry in os.scandir(folder):
+    for entry in folder.iterdir():
         if entry.name.startswith(".") or entry.name in LEFTOVERS:
             continue
         if entry.is_dir():
-            yield from _names(Path(entry.path), f"{prefix}{entry.name}/", (*above, identity))
+            yield from _names(entry, f"{prefix}{entry.name}/", (*above, identity))
         elif entry.is_file():
             yield prefix + entry.name
-        elif entry.is_symlink():
-            raise FileNotFoundError(f"the link {prefix}{entry.name} leads nowhere")
+        else:
+            raise OSError(f"{prefix}{entry.name} is a link that leads nowhere, a pipe or a device")
 
 
 def _unpacked(path: Path) -> Path:
@@ -177,7 +178,7 @@ def _inside(entry: ZipInfo, path: Path) -> str:
     """Return the name of an entry of a .zip file, with slashes, if it can be unpacked."""
     name = entry.filename.replace("\\", "/")
     parts = PurePosixPath(name).parts
-    if name.startswith("/") or ".." in parts or (parts and ":" in parts[0]):
+    if not parts or name.startswith("/") or ".." in parts or ":" in parts[0]:
         raise DataError(f"{path}: the entry {entry.filename!r} leads out of the archive.")
     if stat.S_ISLNK(entry.external_attr >> 16):
         raise DataError(

@@ -241,7 +241,7 @@ def read_arrays(
     limit = MAX_BYTES if limit is None else limit
     try:
         files.check_regular(path)
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             # NumPy makes room for the shape of a header, and finds out when it reads the values.
             if (size := sum(entry.file_size for entry in arrays.zip.infolist())) > limit:
                 raise DataError(

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,16 +30,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SUFFIXES: Final = (".csv", ".tsv", ".parquet", ".xlsx")
-WORDS: Final = ("", "?", "na", "nan", "null", "none", "n/a", "#n/a", "#na", "#n/a n/a", "<na>")
-MISSING: Final = frozenset(
-    (*WORDS, "-nan", "+nan", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan", "nat")
-)
-"""Missing values in lower case: `?`, and those of pandas."""
-CASES: Final = [case(word) for word in MISSING for case in (str.lower, str.upper, str.title)]
+MISSING: Final = ("", "?")  # besides what pandas reads as missing
 MAX_WORDS: Final = 1_000  # of one column
 FEW_WORDS: Final = 10  # a column with more words must have, on average, two values for each
 CONTINUOUS: Final = 20  # a label with more values must have, on average, two rows for each
 FEW_ROWS: Final = 10  # consecutive numbers of fewer rows are a coincidence
+FEW_SOURCES: Final = 8
 LARGEST: Final = float(np.finfo(np.float32).max)
 RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", re.DOTALL)
 SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -48,7 +45,7 @@ SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<=": operator.le,
     "==": operator.eq,
 }
-UNNAMED: Final = re.compile(r"(Unnamed: \d+(_level_\d+)?)?")  # as pandas names such columns
+UNNAMED: Final = re.compile(r"(Unnamed: \d+(_level_\d+)?|nan)?")  # as pandas names such columns
 SPREADSHEET: Final = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)  # how fields are separated
 DECIMAL_COMMA: Final = re.compile(
     rb'(?:^|[;\t|\n])[ "]*[-+]?(?:\d+,(?:\d\d?|\d{4,})|(?:0|\d{4,}),\d+)[ "]*(?=[;\t|\r\n]|\Z)'
@@ -65,7 +62,6 @@ SOURCE: Final = re.compile(
     re.IGNORECASE,
 )
 """Names of columns of what several rows come from."""
-FEW_SOURCES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -119,12 +115,10 @@ def read(
         return [group, _target([one for one in header if one not in (*drop, group)], label)]
 
     entries = [entry for entry in folder.names if is_table(entry)]
-    frames = {entry: _frame(folder, entry, texts) for entry in entries}
-    for entry, frame in frames.items():
-        _check_names([one for one in frame.columns if one not in drop], folder.place(entry))
-    places = {folder.place(entry): frame for entry, frame in frames.items()}
-    del frames
-    dataset = from_frames(places, str(folder.path), name, label, drop, group, key="data.drop")
+    frames = {folder.place(entry): _frame(folder, entry, texts) for entry in entries}
+    for place, frame in frames.items():
+        _check_names(list(frame.columns), place)
+    dataset = from_frames(frames, str(folder.path), name, label, drop, group, key="data.drop")
     notes = (*folder.left_out(entries, f"tables are {', '.join(SUFFIXES)} files"), *dataset.notes)
     return replace(dataset, group_names=client_names(entries), notes=notes)
 
@@ -153,36 +147,29 @@ def from_frames(
     Raises:
         DataError: A table cannot be used; the message names table, row and column.
     """
-    tables = _with_one_header(frames, where, label, drop, key)
-    header = [column for column in tables[0].columns if column != group]
-    target = _target(header, label)
-    if target in drop or target not in header:
-        hint = did_you_mean(target or "", header) or f" Columns: {', '.join(header)}."
-        why = f"which `{key}` leaves out." if target in drop else f"which {where} lacks.{hint}"
-        raise DataError(f"`data.label` refers to the column `{shortened(target or '', 60)}`, {why}")
-    features = [column for column in header if column != target]
-    if not features:
+    table = _joined(frames, where, label, [column for column in drop if column != group], key)
+    target = _target([column for column in table.columns if column != group], label)
+    for used, column in (("data.label", target), ("data.group", group)):
+        if column is not None and column not in table.columns:
+            hint = did_you_mean(column, table.columns) or f" Columns: {', '.join(table.columns)}."
+            why = f"`{key}` leaves out." if column in drop else f"{where} lacks.{hint}"
+            raise DataError(f"`{used}` names the column `{shortened(column, 60)}`, which {why}")
+    features = [column for column in table.columns if column not in (target, group)]
+    if target is not None and target == group:
+        raise DataError(f"`data.group` names the column `{group}`, which has the label.")
+    if target is None or not features:
         raise DataError(
             f"{where}: the tables have no column besides the label `{target}`. Add features."
         )
-    places = Places(list(frames), np.cumsum([len(table) for table in tables]))
-    names, y = _classes(_joined(tables, target), target, label, places, where)
+    sizes = [len(frame) for frame in frames.values()]
+    places = Places(list(frames), np.cumsum(sizes))
+    names, y = _classes(table[target], target, label, places, where)
     x = np.empty((len(y), len(features)), dtype=np.float32)
-    words: list[tuple[str, ...]] = []
-    free: list[str] = []
-    numbering: list[str] = []
-    sources: list[str] = []
+    words = []
     for k, feature in enumerate(features):
-        column = _joined(tables, feature)
-        x[:, k], found, is_free = _feature(column, feature, places)
+        x[:, k], found = _numbers(table[feature], feature, places)
         words.append(found)
-        free += [feature] if is_free else []
-        if found or column.dtype.kind in "iu":
-            count = len(np.unique(x[:, k])) if found else column.nunique()
-            if SOURCE.fullmatch(feature) and FEW_SOURCES <= count <= len(y) / 2:
-                sources.append(feature)
-            if not found and _numbers_rows(column.to_numpy(), places.ends, feature):
-                numbering.append(feature)
+    free = [one for k, one in enumerate(features) if words[k] and _is_free(x[:, k], words[k])]
     if free:
         raise DataError(
             f"{where}: the column `{free[0]}` has {len(words[features.index(free[0])]):,} different"
@@ -190,35 +177,22 @@ def from_frames(
             f' "{key}={free}" (what several rows come from, such as a patient, can be data.group),'
             f" or replace the words by at most {MAX_WORDS:,} categories or by numbers."
         )
-    notes = []
-    if numbering:
-        notes.append(
-            f"data: {', '.join(f'`{one}`' for one in numbering)} counts or identifies the rows, and"
-            " the net gets it as a feature: where rows are sorted by class or client, the net"
-            f" predicts classes from it. Leave it out by {key} unless it is a measurement."
-        )
-    if sources and group is None:
-        notes.append(
-            f"data: several rows have the same `{sources[0]}`. If they come from one patient,"
-            " person or device, a client is tested on those that it has trained on: keep them"
-            f" together by data.group={sources[0]}; or leave the column out by {key}."
-        )
     dataset = Dataset(
         name,
         x,
         y,
         names,
         train=len(y),
-        groups=np.repeat(np.arange(len(tables)), [len(table) for table in tables]),
+        groups=np.repeat(np.arange(len(frames)), sizes),
         group_names=tuple(frames),
         columns=tuple(features),
         words=tuple(words),
         dropped=tuple(drop),
-        notes=tuple(notes),
+        notes=_notes(table[features], places, key, has_group=group is not None),
     )
     if group is None:
         return dataset
-    blocks = _joined(tables, group).to_numpy(dtype=object)
+    blocks = table[group].to_numpy(dtype=object)
     return with_blocks(dataset, blocks, group, f"{where}, column `{group}`")
 
 
@@ -253,17 +227,18 @@ def features_of(
     places = Places([where], np.array([len(frame)]))
     x = np.empty((len(frame), len(columns)), dtype=np.float32)
     for k, (column, known) in enumerate(zip(columns, words, strict=True)):
-        if not known:
-            x[:, k], others, _ = _feature(frame[column], column, places)
-            if others:
-                raise DataError(
-                    f"{where}, column `{column}`: {shortened(others[0], 60)!r} is not a number."
-                )
+        if known:
+            codes, texts = _texts(frame[column])
+            position = {word: place for place, word in enumerate(known)} | dict.fromkeys(
+                MISSING, nan
+            )
+            x[:, k] = np.array([*(position.get(text, -1) for text in texts), nan])[codes]
             continue
-        codes, texts = _texts(frame[column])
-        position = {word: place for place, word in enumerate(known)}
-        values = [nan if _is_missing(text) else position.get(text, -1) for text in texts]
-        x[:, k] = np.array([*values, nan])[codes]
+        x[:, k], others = _numbers(frame[column], column, places)
+        if others:
+            raise DataError(
+                f"{where}, column `{column}`: {shortened(others[0], 60)!r} is not a number."
+            )
     return x
 
 
@@ -284,16 +259,18 @@ def _frame(
         if path.suffix.lower() == ".parquet":
             frame = pd.read_parquet(path)
         elif path.suffix.lower() == ".xlsx":
-            frame = pd.read_excel(path)
+            rows = pd.read_excel(path, header=None)  # pandas would rename columns of equal names
+            frame = rows[1:].set_axis(rows.iloc[0], axis="columns").infer_objects()
         else:
             frame = _csv(path, texts)
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not in UTF-8 ({error}). Save it as CSV in UTF-8.") from error
-    except (ImportError, OSError, ValueError, KeyError, Warning) as error:
+    except (ImportError, OSError, ValueError, LookupError, Warning) as error:
         # pandas' ParserError is a ValueError that names the line, and zipfile's a KeyError
         raise DataError(f"{where} cannot be read as a table ({error}). Correct it.") from error
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
-    frame = frame.dropna(how="all").reset_index(drop=True)
+    if (is_empty := frame.isna().all(axis="columns")).any():
+        frame = frame[~is_empty]
     if frame.empty:
         raise DataError(f"{where} has no rows below its header. Add rows, or remove the file.")
     return frame
@@ -305,10 +282,13 @@ def _csv(path: Path, texts: Callable[[list[str]], Sequence[str | None]]) -> "pd.
 
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = next((line for line in file if line.strip()), "")
-    named = SPREADSHEET.match(first)
-    separator = named[1] if named else ","
-    if not named and len(next(csv.reader([first]), [])) == 1:
-        separator = next((sign for sign in ";\t|" if sign in first), ",")
+        named = SPREADSHEET.match(first)
+        separator = named[1] if named else ","
+        if not named and len(next(csv.reader([first]), [])) == 1:
+            separator = next((sign for sign in ";\t|" if sign in first), ",")
+        lines = file if named else chain([first], file)
+        rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+        header = [name.strip() for name in next((row for row in rows if row), [])]
     has_commas = separator != "," and DECIMAL_COMMA.search(path.read_bytes())
     form: dict[str, Any] = {
         "sep": separator,
@@ -316,27 +296,28 @@ def _csv(path: Path, texts: Callable[[list[str]], Sequence[str | None]]) -> "pd.
         "encoding": "utf-8-sig",
         "skiprows": 1 if named else 0,
         "skipinitialspace": True,
-        "keep_default_na": False,
-        "na_values": CASES,
+        "na_values": MISSING,
+        "header": 0,
+        "names": range(len(header)),
+        "index_col": False,
+        "low_memory": False,
+        "float_precision": "round_trip",  # as Python's float
     }
-    header = pd.read_csv(
-        path, **(form | {"header": None, "nrows": 1, "dtype": str, "na_values": ()})
-    )
-    names = [str(name).strip() for name in header.iloc[0]]
-    width = len(names)
-    of_texts = texts(names)
-    form |= {"header": 0, "names": range(width), "index_col": False, "low_memory": False}
-    form["float_precision"] = "round_trip"  # as Python's float
+    of_texts = {k: str for k, name in enumerate(header) if name in texts(header)}
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # rows wider than the header
-        found = pd.read_csv(
-            path, dtype={k: str for k in range(width) if names[k] in of_texts}, **form
-        )
+        found: pd.DataFrame = pd.read_csv(path, dtype=of_texts, **form)
         # What pandas takes for truth values, or for several types, is read again as it is written.
-        again = [k for k in range(width) if found[k].dtype in (bool, object)]
+        again = [k for k, kind in enumerate(found.dtypes) if kind in (bool, object)]
         if again:
             found[again] = pd.read_csv(path, usecols=again, dtype=str, **form)
-    found.columns = pd.Index(names)
+    if len(header) > 1 and found.iloc[:, -1].isna().any():  # pandas fills rows that are too short
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, delimiter=separator, skipinitialspace=True)
+            short = [rows.line_num for row in rows if 0 < len(row) < len(header)]
+        if short := short[1 if named else 0 :]:
+            raise ValueError(f"line {short[0]} has fewer fields than the names of the columns")
+    found.columns = pd.Index(header)
     return found
 
 
@@ -360,14 +341,16 @@ def _check_names(header: list[str], where: str) -> None:
     )
 
 
-def _with_one_header(
+def _joined(
     frames: "Mapping[str, pd.DataFrame]",
     where: str,
     label: str | None,
     drop: Sequence[str],
     key: str,
-) -> "list[pd.DataFrame]":
-    """Return the tables without the columns of `drop`, with their columns in one order."""
+) -> "pd.DataFrame":
+    """Return the rows of all tables, with the columns of the first that are not left out."""
+    import pandas as pd
+
     everywhere = dict.fromkeys(column for frame in frames.values() for column in frame.columns)
     if unknown := [column for column in drop if column not in everywhere]:
         hint = did_you_mean(unknown[0], everywhere) or f" Columns: {', '.join(everywhere)}."
@@ -377,8 +360,9 @@ def _with_one_header(
     tables: list[pd.DataFrame] = []
     header: list[str] = []
     for table, whole in frames.items():
-        frame = whole.drop(columns=[column for column in drop if column in whole.columns])
+        frame = whole.loc[:, ~whole.columns.isin(drop)] if drop else whole
         columns = list(frame.columns)
+        header = header or columns
         if not columns:
             raise DataError(f"`{key}` leaves out all columns of {table}. Leave out fewer.")
         if unnamed := [k for k, column in enumerate(columns, 1) if UNNAMED.fullmatch(column)]:
@@ -387,9 +371,9 @@ def _with_one_header(
                 " saved with the table (pandas: index=False), or a separator at the end of the"
                 " lines. Name or remove it."
             )
-        if twice := [column for k, column in enumerate(columns) if column in columns[:k]]:
-            raise DataError(f"{table} has two columns `{twice[0]}`. Rename or remove one.")
-        header = header or columns
+        if not frame.columns.is_unique:
+            twice = frame.columns[frame.columns.duplicated()][0]
+            raise DataError(f"{table} has two columns `{twice}`. Rename or remove one.")
         if sorted(columns) != sorted(header):
             raise DataError(
                 f"{table} has the columns {columns}, but others have {header}. Use the same columns"
@@ -400,8 +384,8 @@ def _with_one_header(
                 f"{table} has the last column `{columns[-1]}`, and others `{header[-1]}`, so it is"
                 " not clear which one has the label. Set data.label to its column."
             )
-        tables.append(frame[header])
-    return tables
+        tables.append(frame)
+    return tables[0] if len(tables) == 1 else pd.concat(tables)
 
 
 def _target(columns: Sequence[str], label: str | None) -> str | None:
@@ -412,24 +396,10 @@ def _target(columns: Sequence[str], label: str | None) -> str | None:
     return label if label in columns or found is None else found["column"].strip()
 
 
-def _joined(tables: "Sequence[pd.DataFrame]", name: str) -> "pd.Series[Any]":
-    """Return one column of all tables."""
-    import pandas as pd
-
-    parts = [table[name] for table in tables]
-    known = [part for part in parts if not part.isna().all()] or parts
-    parts = [part if part.dtype == known[0].dtype else part.astype(object) for part in parts]
-    return parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
-
-
 def _texts(column: "pd.Series[Any]") -> tuple[NDArray[np.int64], list[str]]:
     """Return the different values of a column as texts, and the position [n] of each; -1: None."""
     codes, found = column.factorize()
     return codes, [str(value).strip() for value in found]
-
-
-def _is_missing(text: str) -> bool:
-    return text.lower() in MISSING
 
 
 def _number(text: str) -> float | None:
@@ -445,7 +415,7 @@ def _classes(
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the names of the classes, and the class [n] of each row."""
     codes, texts = _texts(column)
-    lacking = np.array([*map(_is_missing, texts), True])
+    lacking = np.array([*(text in MISSING for text in texts), True])
     if lacking[codes].any():
         raise DataError(
             f"{places.of(int(np.flatnonzero(lacking[codes])[0]), target)} has no label. Remove the"
@@ -487,58 +457,89 @@ def _ruled(
     return found
 
 
-def _feature(
+def _numbers(
     column: "pd.Series[Any]", name: str, places: Places
-) -> tuple[NDArray[np.float64], tuple[str, ...], bool]:
-    """Return a column as numbers [n], its sorted words, and whether these are no categories.
+) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """Return a column as numbers [n], and its sorted words.
 
     A column of words has the position of the word; NaN is a missing value.
     """
+    words: list[str] = []
     if column.dtype.kind in "iuf":
         x = column.to_numpy(dtype=np.float64, na_value=nan)
-        _check_finite(x, name, places)
-        return x, (), False
-    codes, texts = _texts(column)
-    values = [nan if _is_missing(text) else _number(text) for text in texts]
-    words = tuple(
-        sorted({text for text, value in zip(texts, values, strict=True) if value is None})
-    )
-    if not words:
-        x = np.array([*values, nan], dtype=np.float64)[codes]
-        _check_finite(x, name, places)
-        return x, (), False
-    counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-    is_word = np.array([value is None for value in values])
-    total = int(counts[is_word].sum())
-    formatted = np.array([bool(FORMATTED.fullmatch(text)) for text in texts]) & is_word
-    row = int(np.flatnonzero(np.append(is_word, False)[codes])[0])
-    if 2 * int(counts[formatted].sum()) > total:
-        row = int(np.flatnonzero(np.append(formatted, False)[codes])[0])
-        raise DataError(
-            f"{places.of(row, name)}: {texts[codes[row]]!r} is a number as a spreadsheet shows it."
-            " Write decimal points, and no separators of thousands, percent signs or currencies"
-            " (format `General` in a spreadsheet); or, if these are categories, add a letter."
-        )
-    if any(value is not None and value == value for value in values):
-        raise DataError(
-            f"{places.of(row, name)}: {shortened(texts[codes[row]], 60)!r} is not a number, but"
-            " other rows have numbers. Write numbers alone, or words alone (categories); leave the"
-            " field empty if a value is missing."
-        )
-    position = {word: place for place, word in enumerate(words)}
-    x = np.array([*(position.get(text, nan) for text in texts), nan])[codes]
-    is_free = len(words) == len(codes) > 1 or len(words) > MAX_WORDS
-    return x, words, is_free or (len(words) > FEW_WORDS and 2 * len(words) > total)
-
-
-def _check_finite(x: NDArray[np.float64], name: str, places: Places) -> None:
-    """Raise a DataError if a number is infinite, or too large for float32."""
+    else:
+        codes, texts = _texts(column)
+        values = {text: nan if text in MISSING else _number(text) for text in texts}
+        words = sorted(text for text, value in values.items() if value is None)
+        if words:
+            _check_words(column, values, name, places)
+        values |= {word: float(place) for place, word in enumerate(words)}
+        x = np.array([*(values[text] for text in texts), nan], dtype=np.float64)[codes]
     if (wrong := np.abs(x) > LARGEST).any():
         row = int(np.flatnonzero(wrong)[0])
         raise DataError(
             f"{places.of(row, name)}: {x[row]:g} is not a finite number that float32 can represent."
             " Replace it."
         )
+    return x, tuple(words)
+
+
+def _check_words(
+    column: "pd.Series[Any]", values: Mapping[str, float | None], name: str, places: Places
+) -> None:
+    """Raise a DataError if the words of a column are numbers in another form, or beside numbers."""
+    texts = column.map(lambda value: str(value).strip(), na_action="ignore")
+    is_word = texts.map(lambda text: values[text] is None, na_action="ignore").eq(True).to_numpy()
+    words = texts[is_word]
+    is_formatted = words.map(lambda text: FORMATTED.fullmatch(text) is not None).to_numpy(bool)
+    rows = np.flatnonzero(is_word)
+    if 2 * is_formatted.sum() > len(words):
+        row = int(rows[is_formatted][0])
+        raise DataError(
+            f"{places.of(row, name)}: {texts.iloc[row]!r} is a number as a spreadsheet shows it."
+            " Write decimal points, and no separators of thousands, percent signs or currencies"
+            " (format `General` in a spreadsheet); or, if these are categories, add a letter."
+        )
+    if any(value is not None and value == value for value in values.values()):
+        raise DataError(
+            f"{places.of(int(rows[0]), name)}: {shortened(words.iloc[0], 60)!r} is not a number,"
+            " but other rows have numbers. Write numbers alone, or words alone (categories); leave"
+            " the field empty if a value is missing."
+        )
+
+
+def _is_free(x: NDArray[np.float32], words: Sequence[str]) -> bool:
+    """Return whether the words of a column are identifiers or free text, not categories."""
+    known = int(np.count_nonzero(~np.isnan(x)))
+    is_sparse = len(words) > FEW_WORDS and 2 * len(words) > known
+    return len(words) == len(x) > 1 or len(words) > MAX_WORDS or is_sparse
+
+
+def _notes(table: "pd.DataFrame", places: Places, key: str, *, has_group: bool) -> tuple[str, ...]:
+    """Return notes on columns that number the rows, or say what several rows come from."""
+    notes: tuple[str, ...] = ()
+    numbers = [column for column in table if table[column].dtype.kind in "iu"]
+    found = [one for one in numbers if _numbers_rows(table[one].to_numpy(), places.ends, str(one))]
+    if found:
+        notes += (
+            f"data: {', '.join(f'`{one}`' for one in found)} counts or identifies the rows, and"
+            " the net gets it as a feature: where rows are sorted by class or client, the net"
+            f" predicts classes from it. Leave it out by {key} unless it is a measurement.",
+        )
+    sources = [
+        column
+        for column in table
+        if SOURCE.fullmatch(str(column))
+        and table[column].dtype.kind != "f"
+        and FEW_SOURCES <= table[column].nunique() <= len(table) / 2
+    ]
+    if sources and not has_group:
+        notes += (
+            f"data: several rows have the same `{sources[0]}`. If they come from one patient,"
+            " person or device, a client is tested on those that it has trained on: keep them"
+            f" together by data.group={sources[0]}; or leave the column out by {key}.",
+        )
+    return notes
 
 
 def _numbers_rows(values: NDArray[Any], ends: NDArray[np.int64], name: str) -> bool:
@@ -549,7 +550,7 @@ def _numbers_rows(values: NDArray[Any], ends: NDArray[np.int64], name: str) -> b
     tables = [table for table in np.split(values, ends[:-1]) if len(table) > 1]
     if len(values) < FEW_ROWS or not tables:
         return False
-    if any(all(map(_are_consecutive, parts)) for parts in ([values], tables)):
+    if _are_consecutive(values) or all(map(_are_consecutive, tables)):
         return True
     return ROW_ID.fullmatch(name) is not None and len(np.unique(values)) == len(values)
 

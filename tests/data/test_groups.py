@@ -149,7 +149,7 @@ def test_groups_that_cannot_be_used_are_refused(hospitals, keys, said):
 def test_a_missing_group_is_refused_with_its_line(tmp_path):
     (tmp_path / "x.csv").write_text("who,a,y\n1,2,0\n1,3,1\nNA,4,0\n2,5,1\n")
 
-    with pytest.raises(DataError, match="line 4 has no group"):
+    with pytest.raises(DataError, match=r"`who`.* sample 2 "):
         sources.load(DataConfig(path=tmp_path / "x.csv", group="who"))
 
 

@@ -89,10 +89,10 @@ def test_arrays_have_the_names_that_the_file_gives_them(tmp_path):
         ({"vocabulary": np.zeros((2, 2))}, {}, "`vocabulary` must be"),
         ({"train_images": SERIES, "vocabulary": 9}, {}, "`vocabulary` is for tokens"),
         ({"train_images": SERIES}, {"padding": 0}, "`data.padding` is for"),
-        ({"train_images": SERIES}, {"kind": "tokens"}, r"needs samples \[n, length\] in integers"),
+        ({"train_images": SERIES}, {"kind": "tokens"}, r"train_images.*\[n, length\] in integers"),
         ({}, {"kind": "series"}, None),
         ({}, {"augment": ("flip",)}, "`data.augment` is for .* tokens"),
-        ({}, {"layout": "channels_last"}, "`data.layout`=channels_last is for images"),
+        ({}, {"layout": "channels_last"}, "`data.layout`=channels_last"),
         (
             {"train_images": np.zeros((40, 8, 8), np.uint8)},
             {"layout": "channels_first"},

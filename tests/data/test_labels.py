@@ -81,7 +81,7 @@ def test_one_number_in_two_forms_is_one_class(tmp_path, read):
 @pytest.mark.parametrize("read", [by_arrays, by_npz, by_table])
 @pytest.mark.parametrize("label", ["nan", "-nan", "NaN", " ", "<NA>"])
 def test_missing_label_is_refused_with_its_row(tmp_path, read, label):
-    with pytest.raises(DataError, match=r"of sample 2|line 4"):
+    with pytest.raises(DataError, match=r"of sample 2|row 3 "):
         read(tmp_path, ["a", "b", label])
 
 
@@ -142,7 +142,7 @@ def test_npz_labels_that_are_no_classes_are_refused_with_the_cure(tmp_path, y, s
 def test_rule_on_a_label_that_is_no_number_is_refused(tmp_path, label):
     table = f"x,y\n1.5,0\n2.5,1\n3.5,{label}\n".encode()
 
-    with pytest.raises(DataError, match="line 4"):
+    with pytest.raises(DataError, match="row 3 "):
         load(write_zip(tmp_path / "x.zip", {"a.csv": table}), label="y > 0")
 
 

@@ -6,6 +6,7 @@ import time
 import warnings
 import zipfile
 import zlib
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 
@@ -19,13 +20,14 @@ from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.config.sources import from_overrides
 from flbench.core.errors import DataError
 from flbench.data import (
-    archive,
     catalogue,
-    image_files,
+    folders,
     known_sets,
     npz_files,
     sources,
-    table_files,
+)
+from flbench.data import (
+    images as image_files,
 )
 from flbench.data.federation import build
 from flbench.data.own import Data
@@ -43,27 +45,6 @@ def picture(value: int, *, grey: bool = True, kind: str = "PNG", size: int = 6) 
     data = BytesIO()
     Image.fromarray(pixels).save(data, kind, **({"lossless": True} if kind == "WEBP" else {}))
     return data.getvalue()
-
-
-def deep() -> bytes:
-    """A grey image with 16 bits per pixel."""
-    data = BytesIO()
-    Image.fromarray(np.full((6, 6), 40_000, dtype=np.uint16)).save(data, "PNG")
-    return data.getvalue()
-
-
-def deep_colours(colour: int) -> bytes:
-    """A PNG with 16 bits per channel, of the colour type RGB (2) or RGBA (6)."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        check = zlib.crc32(kind + content)
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
-
-    lines = (b"\0" + bytes(6 * 2 * {2: 3, 6: 4}[colour])) * 6
-    head = struct.pack(">IIBBBBB", 6, 6, 16, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        [chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b"")]
-    )
 
 
 def write_zip(path: Path, entries: dict[str, bytes]) -> Path:
@@ -189,25 +170,6 @@ def test_npz_images_come_out_with_channels_first_from_both_layouts(
     assert data.is_pixels == (dtype is np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("shape", "said"), [((4, 3, 9, 3), "fit two layouts"), ((4, 8, 9, 5), "no axis of 1 or 3")]
-)
-def test_npz_of_an_unclear_layout_is_refused_with_the_cure(tmp_path, shape, said):
-    cure = r"data\.layout=channels_last .* data\.layout=channels_first"
-
-    with pytest.raises(DataError, match=f"{said}.*{cure}"):
-        load(save(tmp_path / "x.npz", coloured(shape)))
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_npz_of_floats_that_are_not_finite_is_refused(tmp_path, value):
-    x = np.zeros((4, 8, 8))
-    x[2, 0, 0] = value
-
-    with pytest.raises(DataError, match=r"sample 2 \(counted from 0\)"):
-        load(save(tmp_path / "x.npz", x))
-
-
 def test_npz_of_rows_of_floats_is_a_table(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {
@@ -232,17 +194,10 @@ def test_npz_of_rows_of_floats_is_a_table(tmp_path):
     x = made.inputs(rows, torch.float64).numpy()
     assert x.mean(axis=0) == pytest.approx(0, abs=1e-5)
     assert x.std(axis=0) == pytest.approx(1, rel=1e-5)
-    with pytest.raises(DataError, match=r"`data\.layout`=channels_last is for images"):
+    with pytest.raises(DataError, match=r"`data\.layout`"):
         load(tmp_path / "x.npz", layout="channels_last")
     with pytest.raises(DataError, match=r"`data\.augment`"):
         load(tmp_path / "x.npz", augment=("flip",))
-
-
-def test_npz_of_floats_and_bytes_is_refused(tmp_path):
-    path = write_npz(tmp_path / "x.npz", n=40, test_images=np.zeros((20, 8, 8)))
-
-    with pytest.raises(DataError, match="`test_images` are float32, but `train_images` uint8"):
-        load(path)
 
 
 def test_layout_of_data_that_are_not_npz_is_refused(tmp_path):
@@ -255,123 +210,11 @@ def test_layout_of_data_that_are_not_npz_is_refused(tmp_path):
             sources.load(config)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"train_labels": np.full((40, 1), -1)}, "must lie in"),
-        ({"train_labels": np.full((40, 1), 70_000)}, "must lie in"),
-        ({"train_labels": np.full((40, 1), 0.5)}, "whole numbers"),
-        ({"train_labels": np.zeros(39)}, "40 `train_images` but 39"),
-        ({"train_images": np.zeros((40, 8, 8), np.int64)}, r"must be uint8 .*astype\(np.uint8\)"),
-        ({"train_images": np.zeros((40, 8, 8), bool)}, "must be uint8"),
-        ({"train_images": np.zeros((40, 8), bool)}, r"must be \[n, H, W\].*tokens.*in bool\."),
-        ({"train_images": np.zeros((40, 0))}, "have no columns"),
-        ({"train_images": np.full((40, 3), np.nan)}, "sample 0 .* NaN"),
-        ({"train_images": np.zeros((40, 3))}, "`test_images` have the shape"),
-        ({"test_images": np.zeros((20, 9, 9), np.uint8)}, "`test_images` have the shape"),
-        ({"class_names": np.array(["a", "b"])}, "must lie in"),
-        ({"class_names": np.array("a")}, r"`class_names` must be \[C\]"),
-        ({"train_groups": np.zeros(3)}, r"the shape \[3\], and there are 40 samples"),
-        ({"train_images": np.array([{}] * 40, dtype=object)}, "pickled objects"),
-    ],
-)
-def test_npz_of_wrong_content_is_refused(tmp_path, change, said):
-    with pytest.raises(DataError, match=said):
-        load(write_npz(tmp_path / "x.npz", n=40, **change))
-
-
-def test_npz_of_images_without_pixels_is_refused(tmp_path):
-    file = write_npz(tmp_path / "x.npz", n=40, train_images=np.zeros((40, 0, 8), np.uint8))
-
-    with pytest.raises(DataError, match="have no pixels"):
-        load(file)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_npz_label_that_is_not_a_number_is_refused(tmp_path, value):
-    with pytest.raises(DataError, match=r"whole numbers|must lie in|is missing"):
-        load(write_npz(tmp_path / "x.npz", n=40, train_labels=np.full(40, value)))
-
-
-def wrong_header(path: Path, place: str, flags: int, method: int | None) -> Path:
-    """Change flags and method in one of the two headers of the first entry of a ZIP file."""
-    content = bytearray(path.read_bytes())
-    spot = content.index(b"PK\x03\x04" if place == "beside" else b"PK\x01\x02")
-    spot += 6 if place == "beside" else 8
-    content[spot] |= flags
-    if method is not None:
-        content[spot + 2 : spot + 4] = method.to_bytes(2, "little")
-    path.write_bytes(content)
-    return path
-
-
-@pytest.mark.parametrize("place", ["beside", "directory"])
-@pytest.mark.parametrize(
-    ("flags", "method", "said"),
-    [
-        (0x01, None, "is encrypted"),
-        (0x40, None, "is encrypted"),
-        (0, 99, "unknown method"),
-        (0, 9, "unknown method"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["npz", "zip"])
-def test_encrypted_and_unknown_entries_are_refused(tmp_path, place, flags, method, said, kind):
-    if kind == "npz":
-        file = write_npz(tmp_path / "x.npz", n=40)
-    else:
-        file = write_zip(tmp_path / "x.zip", images())
-
-    with pytest.raises(DataError, match=said):
-        load(wrong_header(file, place, flags, method))
-
-
-@pytest.mark.parametrize("kind", ["npz", "images", "tables"])
-def test_samples_of_one_class_are_refused(tmp_path, kind):
-    if kind == "npz":
-        file = write_npz(tmp_path / "x.npz", n=40, classes=1)
-    elif kind == "images":
-        entries = {name: content for name, content in images().items() if "/a/" in name}
-        file = write_zip(tmp_path / "x.zip", entries)
-    else:
-        file = write_zip(tmp_path / "x.zip", {"a.csv": b"x,y\n1,7\n2,7\n"})
-
-    with pytest.raises(DataError, match="at least two"):
-        load(file)
-
-
-@pytest.mark.parametrize("name", [b"train/\xff/0.png", b"train/a/\xff.png", b"\xff.csv"])
-def test_file_names_that_are_not_utf8_are_refused(tmp_path, name):
-    file = os.fsencode(tmp_path / "x") + b"/" + name
-    os.makedirs(os.path.dirname(file))
-    Path(os.fsdecode(file)).write_bytes(picture(1))
-
-    with pytest.raises(DataError, match="is not UTF-8"):
-        load(tmp_path / "x")
-
-
 def test_class_name_that_no_file_can_hold_is_refused(tmp_path):
     names = np.array(["a", "b", "c", "\ud800"])
 
     with pytest.raises(DataError, match="class name"):
         load(write_npz(tmp_path / "x.npz", n=40, class_names=names))
-
-
-@pytest.mark.parametrize("name", ["x.npz", "x.zip", "x/train/a/0.png", "x/one.csv"])
-def test_pipes_are_refused_and_not_waited_for(tmp_path, name):
-    pipe = tmp_path / name
-    pipe.parent.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(pipe)
-
-    with pytest.raises(DataError, match="a pipe, a socket or a device"):
-        load(tmp_path / name.partition("/")[0])
-
-
-def test_npz_without_training_images_is_refused(tmp_path):
-    np.savez(tmp_path / "x.npz", something=np.zeros(3))
-
-    with pytest.raises(DataError, match="no array `train_images`; it contains something"):
-        load(tmp_path / "x.npz")
 
 
 def test_npz_that_is_cut_short_is_refused(tmp_path):
@@ -382,18 +225,10 @@ def test_npz_that_is_cut_short_is_refused(tmp_path):
         load(file)
 
 
-def test_npz_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    file = write_npz(tmp_path / "x.npz")
-    monkeypatch.setattr(npz_files, "MAX_BYTES", 1000)
-
-    with pytest.raises(DataError, match="would unpack to"):
-        load(file)
-
-
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF"])
 @pytest.mark.parametrize("folder", [False, True])
 def test_images_of_every_kind_from_zip_and_folder(tmp_path, kind, folder):
-    entries = {name: picture(40, kind=kind) for name in images()}
+    entries = {f"{name[:-3]}{kind.lower()}": picture(40, kind=kind) for name in images()}
     path = write_zip(tmp_path / "x.zip", entries)
     if folder:
         path = tmp_path / "x"
@@ -441,17 +276,6 @@ def test_train_folders_of_several_hospitals_are_not_put_together(tmp_path, name)
         load(write_zip(tmp_path / "x.zip", several), client="folder")
 
 
-def test_images_beside_a_table_of_their_labels_are_not_left_out(tmp_path):
-    pictures = {f"images/{k}.png": picture(k) for k in range(4)}
-    rows = "".join(f"{k},{k % 2}\n" for k in range(4)).encode()
-
-    with pytest.raises(DataError, match=r"images.*labels\.csv"):
-        load(write_zip(tmp_path / "x.zip", {**pictures, "labels.csv": b"file,label\n" + rows}))
-    plot = load(write_zip(tmp_path / "y.zip", {**WARDS, "plot.png": picture(1)}))
-    assert plot.is_table
-    assert any("plot.png" in note for note in plot.notes)
-
-
 @pytest.mark.parametrize("part", ["val", "valid", "validation"])
 def test_note_says_that_images_of_a_validation_part_are_not_used(tmp_path, part):
     beside = {f"{part}/a/{k}.png": picture(k) for k in range(2)}
@@ -491,21 +315,6 @@ def test_folders_of_clients_are_natural_clients(tmp_path, top):
     assert data.notes == ()
     with pytest.raises(DataError, match=r"for CLIENT/CLASS/\*, set data.client=folder"):
         load(path)
-
-
-@pytest.mark.parametrize(
-    ("entries", "said"),
-    [
-        ({"a/0.png": picture(1), "b/1.png": picture(1)}, "which a/0.png is not"),
-        ({"n/a/0.png": picture(1), "x/n/b/1.png": picture(1)}, "which x/n/b/1.png is not"),
-        (images(), "the folder test has the name of a part"),
-        ({"readme.md": b"x"}, "has no images"),
-        ({"a.csv": b"x,y\n1,0\n2,1\n"}, "`data.client` is for"),
-    ],
-)
-def test_client_folders_of_another_layout_are_refused(tmp_path, entries, said):
-    with pytest.raises(DataError, match=said):
-        load(write_zip(tmp_path / "x.zip", entries), client="folder")
 
 
 def test_client_folders_of_other_data_are_refused(tmp_path):
@@ -553,107 +362,6 @@ def test_changed_images_are_decoded_again(tmp_path):
     data = load(write_zip(tmp_path / "x.zip", images() | {"train/a/0.png": picture(77)}))
 
     assert data.x[0, 0, 3, 3] == 77
-
-
-def test_damaged_cache_is_ignored(tmp_path):
-    path = write_zip(tmp_path / "x.zip", images())
-    first = load(path)
-    for file in (Path(os.environ["XDG_CACHE_HOME"]) / "flbench").iterdir():
-        file.write_bytes(file.read_bytes()[:100])
-
-    assert np.array_equal(load(path).x, first.x)
-
-
-def test_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-
-    with pytest.warns(UserWarning, match="could not be cached"):
-        data = load(write_zip(tmp_path / "x.zip", images()))
-
-    assert len(data.x) == 12
-
-
-@pytest.mark.parametrize(
-    ("entries", "said"),
-    [
-        ({"../escape/train/a/0.png": b"x"}, "leads out of the archive"),
-        ({"/train/a/0.png": b"x"}, "leads out of the archive"),
-        ({"C:/train/a/0.png": b"x"}, "leads out of the archive"),
-        ({"train/a/0.png": b"no image"}, "cannot be decoded"),
-        ({"train/a/0.png": picture(1)[:45]}, "cannot be decoded"),
-        (
-            {"train/a/0.png": picture(1), "train/b/0.png": picture(1, size=7)},
-            "Bring all images to one size",
-        ),
-        ({"train/a/0.png": deep()}, "more than 8 bits"),
-        ({"train/a/0.png": deep_colours(2)}, "more than 8 bits"),
-        ({"train/a/0.png": deep_colours(6)}, "more than 8 bits"),
-        ({"readme.md": b"x"}, "has no images"),
-        ({"0.png": picture(1), "a/1.png": picture(1)}, "0.png is in no class folder"),
-        ({"x/train/0.png": picture(1), "x/test/1.png": picture(1)}, "is in no class folder"),
-        ({"a/0.png": picture(1), "b/c/1.png": picture(1)}, "are not beside each other"),
-        ({"test/a/0.png": picture(1)}, "has no images"),
-        (
-            {"a/0.png": picture(1), "b/1.png": picture(1), "x.csv": b"x,y\n1,0\n2,1\n"},
-            "images beside the table",
-        ),
-        ({}, "has no images"),
-    ],
-)
-def test_image_archives_that_cannot_be_used(tmp_path, entries, said):
-    with pytest.raises(DataError, match=said):
-        load(write_zip(tmp_path / "x.zip", entries))
-
-
-@pytest.mark.slow
-def test_zip_bomb_is_refused_before_it_is_unpacked(tmp_path):
-    path = tmp_path / "x.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("train/a/0.png", bytes(archive.MAX_ENTRY + 1))
-
-    with pytest.raises(DataError, match="would unpack to"):
-        load(path)
-
-
-def test_files_that_are_not_packed_may_be_larger_than_entries_of_an_archive(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "MAX_ENTRY", 10)
-    table = "a,label\n1,0\n2,1\n3,0\n"
-    (tmp_path / "folder").mkdir()
-    for file in (tmp_path / "x.csv", tmp_path / "folder" / "x.csv"):
-        file.write_text(table)
-
-    with archive.Archive(tmp_path / "folder") as folder:
-        assert folder.read("x.csv").decode() == table
-    assert archive.SingleFile(tmp_path / "x.csv").read("x.csv").decode() == table
-    with pytest.raises(DataError, match=r"x\.csv would unpack to .* Unpack the archive"):
-        archive.Archive(write_zip(tmp_path / "x.zip", {"x.csv": table.encode()}))
-
-
-def test_image_of_too_many_pixels_is_refused(tmp_path):
-    data = BytesIO()
-    Image.new("1", (3000, 3000)).save(data, "PNG")
-
-    with pytest.raises(DataError, match="3000x3000 pixels"):
-        load(write_zip(tmp_path / "x.zip", {"train/a/0.png": data.getvalue()}))
-
-
-def test_zip_cut_short_is_refused(tmp_path):
-    path = write_zip(tmp_path / "x.zip", images())
-    path.write_bytes(path.read_bytes()[:-40])
-
-    with pytest.raises(DataError, match="nor an intact"):
-        load(path)
-
-
-def test_zip_with_a_damaged_entry_is_refused(tmp_path):
-    path = write_zip(tmp_path / "x.zip", images())
-    content = bytearray(path.read_bytes())
-    content[60:70] = bytes(10)
-    path.write_bytes(content)
-
-    with pytest.raises(DataError, match=r"cannot be (read|decoded) .*Replace"):
-        load(path)
 
 
 WARDS = {
@@ -704,7 +412,7 @@ def test_rule_without_a_number_is_refused_at_once(tmp_path, bound):
 def test_column_that_is_not_there_is_refused_at_once(tmp_path, label):
     began = time.process_time()
 
-    with pytest.raises(DataError, match="refers to the column"):
+    with pytest.raises(DataError, match=r"data\.label"):
         load(write_zip(tmp_path / "x.zip", WARDS), label=label)
 
     assert time.process_time() - began < 5
@@ -734,43 +442,6 @@ def test_labels_that_are_words_become_classes(tmp_path):
 
     assert data.classes == ("ape", "cat")
     assert data.y.tolist() == [1, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("entry", "label", "said"),
-    [
-        (
-            b"age,bp,ill\n30,high,0\n",
-            None,
-            r"b.csv, line 2, column `bp`: 'high' .* a.csv, line 2 has",
-        ),
-        (b"age,bp,ill\n30,inf,0\n", None, "not a finite number"),
-        (b"age,bp,ill\n30,1_0,0\n", None, "'1_0' is not a number"),
-        (b"age,bp,ill\n30,1\n", None, "line 2 has 2 fields"),
-        (b"age,bp,ill\n30,1,\n", None, "no label"),
-        (b"age,bp,ill\n", None, "no rows"),
-        (b"age,bq,ill\n1,2,0\n", None, "has the columns"),
-        (b"\xff\xfe\xff", None, "not a CSV table"),
-        (b"age,bp,ill\n\n1,2,0\n\n\n30,1\n", None, "line 6 has 2 fields"),
-        (b'age,bp,ill\n"3\n0",1,0\n1,2,\n', None, "line 4 has no label"),
-        (b"age,bp,ill\n\n1,2,yes\n", "ill > 0", "line 3: the label 'yes' is not a number"),
-        (b"\nage,bp,ill\n\n30,1e39,0\n", None, "line 4, column `bp`: '1e39'"),
-        (
-            b"age,bp,ill\n\n30,1,0\n\n30,high,0\n",
-            None,
-            r"b.csv, line 5, column `bp`: 'high' .* a.csv, line 2 has",
-        ),
-        (b'age,bp,ill\n1,2,0\n\n"1"2,3,0\n', None, "line 4 is not a row of a CSV table"),
-        (b"age,bp,ill\n1,2,0\n", "sick", "Columns: age, bp, ill"),
-        (b"age,bp,ill\n1,2,yes\n", "ill > 0", "is not a number"),
-        (b"age,bp,ill\n1,1e39,0\n", None, "finite number"),
-    ],
-)
-def test_tables_that_cannot_be_used(tmp_path, entry, label, said):
-    entries = {"a.csv": b"age,bp,ill\n30,1,0\n31,1,1\n", "b.csv": entry}
-
-    with pytest.raises(DataError, match=said):
-        load(write_zip(tmp_path / "x.zip", entries), label=label)
 
 
 HEIGHTS = {
@@ -811,15 +482,6 @@ def test_column_of_identifiers_is_refused_by_its_name(tmp_path, words, is_refuse
         assert len(load(path).words[0]) == len(set(words) - {""})
 
 
-def test_column_of_words_at_one_client_and_numbers_at_another_is_refused(tmp_path):
-    entries = {"a.csv": b"x,y\n1,0\n2,1\n", "b.csv": b"x,y\nlow,0\nhigh,1\n"}
-
-    with pytest.raises(
-        DataError, match=r"b.csv, line 2, column `x`: 'low' is not a number, but .*a"
-    ):
-        load(write_zip(tmp_path / "x.zip", entries))
-
-
 @pytest.mark.parametrize(
     ("files", "names"),
     [
@@ -836,11 +498,6 @@ def test_clients_of_tables_have_the_names_of_their_files(tmp_path, files, names)
     data = load(write_zip(tmp_path / "x.zip", dict.fromkeys(files, WARDS["north.csv"])))
 
     assert data.group_names == names
-
-
-def test_table_with_one_class_is_refused(tmp_path):
-    with pytest.raises(DataError, match="classification needs at least two"):
-        load(write_zip(tmp_path / "x.zip", {"a.csv": b"x,y\n1,0\n2,0\n"}))
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -933,50 +590,10 @@ def test_logistic_regression_on_loaded_pixels_reaches_the_known_level():
     assert fitted.score(x[test], data.y[test]) == pytest.approx(0.83, abs=0.02)
 
 
-def test_table_rule_reads_signs():
-    for text, column, sign in (
-        ("num > 0", "num", ">"),
-        ("a b>=1e3", "a b", ">="),
-        ("x==-2.5", "x", "=="),
-    ):
-        found = table_files.RULE.match(text)
-        assert found is not None
-        assert (found["column"].strip(), found["sign"]) == (column, sign)
-
-
-def test_npz_entry_that_is_not_an_array_is_refused(tmp_path):
-    path = write_npz(tmp_path / "x.npz")
-    with zipfile.ZipFile(path, "a") as file:
-        file.writestr("readme.txt", "hello")
-
-    with pytest.raises(DataError, match=r"`readme.txt` is not an array"):
-        load(path)
-
-
-def test_table_of_labels_alone_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no column besides the label `ill`"):
-        load(write_zip(tmp_path / "x.zip", {"a.csv": b"ill\n0\n1\n"}))
-
-
-def test_label_with_a_value_of_its_own_for_every_row_is_refused(tmp_path):
-    lines = "".join(f"{k},{k / 7}\n" for k in range(50))
-
-    with pytest.raises(DataError, match="50 values in 50 rows"):
-        load(write_zip(tmp_path / "x.zip", {"a.csv": f"x,y\n{lines}".encode()}))
-    assert len(load(tmp_path / "x.zip", label="y > 3").classes) == 2
-
-
 def test_images_win_over_a_table_beside_them(tmp_path):
     data = load(write_zip(tmp_path / "x.zip", {**images(), "labels.csv": b"a,b\n1,2\n"}))
 
     assert data.x.ndim == 4
-
-
-def test_more_images_than_memory_are_refused_before_they_are_decoded(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_files, "MAX_BYTES", 100)
-
-    with pytest.raises(DataError, match="the limit is"):
-        load(write_zip(tmp_path / "x.zip", images()))
 
 
 def test_torchvision_files_that_were_cut_short_are_refused(tmp_path):
@@ -1043,93 +660,6 @@ def test_linked_client_folders_and_tables_are_read(tmp_path):
     assert load(tables).group_names == ("north", "south/b")
 
 
-@pytest.mark.parametrize("target", ["..", "../..", "."])
-def test_links_to_a_folder_above_are_counted_and_not_followed(tmp_path, target):
-    folder = write_folder(tmp_path / "x", class_folders())
-    (folder / "a" / "up").symlink_to(target)
-    if target == "../..":  # a loop over two folders
-        (tmp_path / "y").mkdir()
-        (folder / "a" / "up").unlink()
-        (folder / "a" / "up").symlink_to("../../y")
-        (tmp_path / "y" / "down").symlink_to("../x/a")
-
-    data = load(folder)
-
-    assert len(data.x) == 4
-    assert any("up" in note and "1 links" in note for note in data.notes)
-
-
-@pytest.mark.parametrize("target", ["nowhere", "c"])
-def test_links_that_lead_nowhere_are_refused_by_name(tmp_path, target):
-    folder = write_folder(tmp_path / "x", class_folders())
-    (folder / "c").symlink_to(target)
-
-    with pytest.raises(DataError, match=r"link c .*Correct or remove"):
-        load(folder)
-    (folder / "c").rename(folder / "notes.pdf")
-    assert any("1 files are not read" in note for note in load(folder).notes)
-
-
-def test_links_in_a_zip_file_are_refused_by_name(tmp_path):
-    path = write_zip(tmp_path / "x.zip", class_folders())
-    link = zipfile.ZipInfo("c")
-    link.external_attr = 0o120777 << 16
-    with zipfile.ZipFile(path, "a") as file:
-        file.writestr(link, "../pool/c")
-
-    with pytest.raises(DataError, match="entry c is a symbolic link"):
-        load(path)
-
-
-@pytest.mark.parametrize(
-    ("more", "folder", "said"),
-    [
-        (
-            {"a/x.bmp": b"", "b/y.gif": b"", "README.md": b"", "Thumbs.db": b""},
-            "",
-            "2 files .* a/x",
-        ),
-        (
-            {".c/0.png": b"", "__MACOSX/a/._0.png": b"", ".DS_Store": b""},
-            "",
-            "1 hidden .* .c/0.png",
-        ),
-        ({}, "c", "1 folders .* such as c"),
-        ({"c/x.tiff": b""}, "", "1 files"),
-    ],
-)
-@pytest.mark.parametrize("as_zip", [False, True])
-def test_what_is_not_read_is_counted_by_notes(tmp_path, more, folder, said, as_zip):
-    path = write_folder(tmp_path / "x", class_folders() | more)
-    if folder:
-        (path / folder).mkdir()
-    if as_zip:
-        path = Path(shutil.make_archive(str(tmp_path / "x"), "zip", path))
-
-    data = load(path)
-
-    assert data.classes == ("a", "b")
-    assert len([note for note in data.notes if re.search(said, note)]) == 1
-
-
-def test_classes_without_training_images_and_tables_of_other_formats_are_noted(tmp_path):
-    [note] = load(write_zip(tmp_path / "x.zip", images() | {"test/c/0.png": picture(1)})).notes
-    assert "1 classes have test images alone, such as c" in note
-    [note] = load(write_zip(tmp_path / "y.zip", WARDS | {"east.tsv": b"", "LICENSE": b""})).notes
-    assert "1 files are not read" in note
-    assert "east.tsv" in note
-
-
-def test_backslashes_of_windows_are_slashes(tmp_path):
-    entries = {name.replace("/", "\\"): content for name, content in images().items()}
-
-    data = load(write_zip(tmp_path / "x.zip", entries | {"train\\c\\": b""}))
-
-    assert (data.classes, data.train) == (("a", "b"), 6)
-    with pytest.raises(DataError, match="two entries"):
-        load(write_zip(tmp_path / "y.zip", images() | {"train\\a\\0.png": picture(1)}))
-
-
 @pytest.mark.parametrize(
     "names", [("Training", "Testing"), ("TRAIN", "Test"), ("training", "test")]
 )
@@ -1148,59 +678,7 @@ def test_parts_have_other_names(tmp_path, names):
         load(write_zip(tmp_path / "z.zip", entries), client="folder")
 
 
-def test_two_folders_of_one_part_are_refused(tmp_path):
-    entries = {name.replace("test", "Training"): content for name, content in images().items()}
-    entries = {name.replace("train/", "TRAIN/"): content for name, content in entries.items()}
-
-    with pytest.raises(DataError, match="TRAIN and Training"):
-        load(write_zip(tmp_path / "x.zip", entries))
-
-
 TABLE = b"a,b,y\n1.5,2,0\n2.5,4,1\n3.5,3,0\n"
-
-
-@pytest.mark.parametrize(
-    ("table", "cure"),
-    [
-        (TABLE.replace(b",", b";"), "to_csv"),
-        (TABLE.replace(b",", b"\t"), "to_csv"),
-        (b"a;b;y\n1,5;2;0\n2,5;3;1\n", "decimal="),
-        (b"sep=;\na;b;y\n1,5;2;0\n", "`a;b;y`.* semicolons"),
-        (b'a,b,y\n"1,5",2,0\n"1,5",4,1\n"2,5",3,0\n"2,5",9,0\n', "decimal points"),
-        (TABLE.replace(b"\n", b",\n"), "Remove it from all lines"),
-        (TABLE.replace(b"\n", b",\n").replace(b"y,", b"y"), "comma at the end of the lines"),
-        (b"a,b,y\n1,1.5,2,0\n2,2.5,3,1\n", "row.names=FALSE"),
-        (b",a,b,y\n0,1.5,2,0\n1,2.5,3,1\n", "index=False"),
-        (b"Unnamed: 0,a,y\n0,1.5,0\n1,2.5,1\n", "index=False"),
-        (b"a,,y\n1.5,2,0\n2.5,3,1\n", "column 2 of 3"),
-        (b"a,a,y\n1.5,2,0\n2.5,3,1\n", "columns 1 and 2 .* `a`"),
-        (b"a,y,y\n1.5,2,0\n2.5,3,1\n", "columns 2 and 3 .* `y`"),
-        (b"a,y\n1.5,0\n2.5,1\n3.5,-nan\n", "line 4 .* Remove the row"),
-    ],
-)
-def test_tables_of_other_forms_are_refused_with_the_cure(tmp_path, table, cure):
-    with pytest.raises(DataError, match=cure):
-        load(write_zip(tmp_path / "x.zip", {"a.csv": table}))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        ["1,050.50", "2,300.25", "1,999.00"],
-        ["1.200,50", "980,00", "1.000.000,00"],
-        ["45%", "7.5%", "100 %"],
-        ["$1,050", "($20.50)", "3 €"],
-        ["980.5", "1,050.50", "12"],
-        ["1 050", "2 300", ""],
-    ],
-)
-def test_numbers_as_spreadsheets_show_them_are_refused_with_their_row(tmp_path, values):
-    rows = [f'"{value}",{k},{k % 2}' for k, value in enumerate(values * 2)]
-    file = write_zip(tmp_path / "x.zip", {"a.csv": "\n".join(["a,b,y", *rows]).encode()})
-    line = 2 + next(k for k, value in enumerate(values) if not value.replace(".", "").isdigit())
-
-    with pytest.raises(DataError, match=f"a.csv, line {line}, column `a`.*decimal points"):
-        load(file)
 
 
 def test_words_may_have_digits_and_signs(tmp_path):
@@ -1255,7 +733,7 @@ def test_first_row_of_a_table_without_a_header_is_not_lost(tmp_path, header, is_
     file = write_zip(tmp_path / "x.zip", {"a.csv": "\n".join([header, *rows]).encode()})
 
     if is_row:
-        with pytest.raises(DataError, match=r"a\.csv, line 1 has no names"):
+        with pytest.raises(DataError, match=r"a\.csv has no names"):
             load(file)
     else:
         assert ",".join(load(file).columns) == header.rpartition(",")[0]
@@ -1284,17 +762,6 @@ def test_last_column_of_tables_in_another_order_is_no_label(tmp_path):
     with pytest.raises(DataError, match=r"data\.label"):
         load(file)
     assert load(file, label="ill").x[3:].tolist() == [[60, 2], [70, 3]]
-
-
-@pytest.mark.parametrize("line", [b"sep=,\n", b"\xef\xbb\xbfSEP=,\r\n"])
-def test_separator_line_of_spreadsheets_is_no_row(tmp_path, line):
-    entries = {name: line + content for name, content in WARDS.items()}
-
-    data = load(write_zip(tmp_path / "x.zip", entries))
-
-    assert data_hash(data) == data_hash(load(write_zip(tmp_path / "y.zip", WARDS)))
-    with pytest.raises(DataError, match="line 5 has 2 fields"):
-        load(write_zip(tmp_path / "z.zip", {"a.csv": line + b"a,b,y\n1,2,0\n2,3,1\n2,3\n"}))
 
 
 N = 24
@@ -1329,11 +796,6 @@ def test_columns_that_number_the_rows_are_noted(tmp_path, name, values, is_noted
     assert data.columns == (name, "x")
     found = [note for note in data.notes if f"`{name}`" in note and "Leave" in note]
     assert len(found) == len(data.notes) == is_noted
-    x = np.column_stack([list(values), rng.normal(size=N)]).astype(float)
-    np.savez(tmp_path / "x.npz", train_images=x, train_labels=np.arange(N) % 2)
-    if name == "n":
-        of_array = load(tmp_path / "x.npz").notes
-        assert any("`0`" in note for note in of_array) == (is_noted and values[0] != values[N // 2])
 
 
 def test_dropped_columns_are_as_if_the_files_had_not_had_them(tmp_path):
@@ -1356,10 +818,6 @@ def test_dropped_columns_are_as_if_the_files_had_not_had_them(tmp_path):
 
     assert data_hash(found) == data_hash(expected)
     assert found.columns == expected.columns == ("x", "word")
-    assert [note for note in found.notes if note not in expected.notes] == [
-        "data: data.drop leaves out `Unnamed: 4`, `id`; the label is `y`, the last of the other"
-        " columns."
-    ]
     frame = pd.DataFrame({"id": [f"p{k}" for k in range(24)], "x": expected.x[:, 0]})
     frame = frame.assign(word=list("ab" * 12), y=[str(k % 3 > 0) for k in range(24)])
     assert np.array_equal(Data(frame, drop=["id"]).dataset.x, expected.x)
@@ -1369,8 +827,8 @@ def test_dropped_columns_are_as_if_the_files_had_not_had_them(tmp_path):
     ):
         with pytest.raises(DataError, match=message):
             load(paths[1], drop=drop)
-    with pytest.raises(DataError, match=r"leaves out the column `y`, which has the label"):
-        load(paths[1], drop=["y", "Unnamed: 4"], label="y")
+    with pytest.raises(DataError, match=r"data\.label.*`y`.*data\.drop"):
+        load(paths[1], drop=["y", "id", "Unnamed: 4"], label="y")
     with pytest.raises(DataError, match=r"`drop`.*`word`"):
         Data(frame, drop=["id", "word"], client="word")
     with pytest.raises(DataError, match="'drop'"):
@@ -1405,25 +863,6 @@ def test_the_order_of_dropped_columns_changes_no_hash():
     assert one == other != none == config_of().hash()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "cure"),
-    [
-        ("x.png", picture(1), "folder"),
-        ("x.tsv", b"a\tb\n", "as a .csv file"),
-        ("x.xlsx", b"PK", "as a .csv file"),
-        ("x.npy", b"", "np.savez"),
-        ("x.tar.gz", b"", "Unpack"),
-        ("x.arff", b"@relation x", r"Give a \.csv"),
-        ("x.zip", b"PK", "Download or create it again"),
-    ],
-)
-def test_files_of_other_formats_are_refused_with_the_cure(tmp_path, name, content, cure):
-    (tmp_path / name).write_bytes(content)
-
-    with pytest.raises(DataError, match=cure):
-        load(tmp_path / name)
-
-
 def test_one_table_is_read_as_a_folder_of_one_table_without_clients(tmp_path):
     folder = load(write_folder(tmp_path / "x", {"north.csv": WARDS["north.csv"]}))
 
@@ -1432,12 +871,6 @@ def test_one_table_is_read_as_a_folder_of_one_table_without_clients(tmp_path):
     assert np.array_equal(data.x, folder.x, equal_nan=True)
     assert (data.y.tolist(), data.columns) == (folder.y.tolist(), folder.columns)
     assert data.groups is None
-
-
-@pytest.mark.parametrize("shape", [(4, 9, 9, 9), (4, 9, 9, 9, 1)])
-def test_volumes_are_refused_with_the_cure(tmp_path, shape):
-    with pytest.raises(DataError, match=r"Volumes .* slices"):
-        load(save(tmp_path / "x.npz", coloured(shape)))
 
 
 @pytest.mark.parametrize("group", ["", "nan", "-nan"])
@@ -1477,3 +910,390 @@ def test_relative_path_that_is_wrong_names_the_current_folder(tmp_path, monkeypa
 
     with pytest.raises(DataError, match=f"seen from the folder {tmp_path}"):
         sources.load(DataConfig(path=Path("samples.npz")))
+
+
+X = np.zeros((40, 8, 8), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"train_labels": np.full((40, 1), -1)}, "train_labels"),
+        ({"train_labels": np.full((40, 1), 70_000)}, "train_labels"),
+        ({"train_labels": np.full((40, 1), 0.5)}, "train_labels"),
+        ({"train_labels": np.full(40, np.nan)}, "train_labels"),
+        ({"train_labels": np.full(40, np.inf)}, "train_labels"),
+        ({"train_labels": np.zeros(39)}, "train_labels"),
+        ({"train_labels": np.zeros(40), "test_labels": np.zeros(20)}, "two"),
+        ({"train_images": X.astype(np.int64)}, "train_images.*astype"),
+        ({"train_images": X.astype(bool)}, "train_images"),
+        ({"train_images": np.zeros((40, 8), bool)}, "train_images"),
+        ({"train_images": np.zeros((40, 0))}, "train_images"),
+        ({"train_images": X[:, :0]}, "train_images"),
+        ({"train_images": np.where(X == 0, np.nan, 0)}, r"train_images.*sample 0"),
+        ({"train_images": np.where(X == 0, np.inf, 0)}, r"train_images.*sample 0"),
+        ({"train_images": np.where(X == 0, 1e300, 0)}, r"train_images.*sample 0"),
+        ({"train_images": np.zeros((40, 3, 9, 3), np.uint8)}, r"data\.layout=channels_last"),
+        ({"train_images": np.zeros((40, 8, 9, 5), np.uint8)}, r"data\.layout=channels_first"),
+        ({"train_images": np.zeros((40, 9, 9, 9), np.uint8)}, "Volumes .* slices"),
+        ({"train_images": np.zeros((40, 9, 9, 9, 1), np.uint8)}, "Volumes .* slices"),
+        ({"train_images": np.zeros((40, 3))}, "test_images"),
+        ({"test_images": np.zeros((20, 9, 9), np.uint8)}, "test_images"),
+        ({"test_images": np.zeros((20, 8, 8))}, "test_images"),
+        ({"class_names": np.array(["a", "b"])}, "names of classes"),
+        ({"class_names": np.array("a")}, "class_names"),
+        ({"train_groups": np.zeros(3)}, "train_groups"),
+        ({"train_images": np.array([{}] * 40, dtype=object)}, "allow_pickle"),
+    ],
+)
+def test_npz_of_wrong_content_is_refused_by_the_name_of_the_array(tmp_path, change, named):
+    with pytest.raises(DataError, match=named):
+        load(write_npz(tmp_path / "x.npz", n=40, **change))
+
+
+def test_damaged_and_foreign_npz_files_are_refused(tmp_path, monkeypatch):
+    np.savez(tmp_path / "other.npz", something=np.zeros(3))
+    whole = write_npz(tmp_path / "x.npz")
+    content = whole.read_bytes()
+    (tmp_path / "short.npz").write_bytes(content[:-300])
+    write_npz(tmp_path / "text.npz")
+    with zipfile.ZipFile(tmp_path / "text.npz", "a") as file:
+        file.writestr("readme.txt", "hello")
+    (tmp_path / "locked.npz").write_bytes(locked(content))
+    os.mkfifo(tmp_path / "pipe.npz")
+    for name, said in (
+        ("other", "`train_images`.* something"),
+        ("short", "short.npz"),
+        ("text", "`readme.txt`"),
+        ("locked", "encrypted"),
+        ("pipe", "a pipe"),
+    ):
+        with pytest.raises(DataError, match=said):
+            load(tmp_path / f"{name}.npz")
+    monkeypatch.setattr(npz_files, "MAX_BYTES", 1000)
+    with pytest.raises(DataError, match="would unpack to"):
+        load(whole)
+
+
+def locked(content: bytes) -> bytes:
+    """A ZIP file whose first entry is marked as encrypted."""
+    spot = content.index(b"PK\x01\x02") + 8
+    return content[:spot] + b"\x01" + content[spot + 1 :]
+
+
+def test_zip_files_that_cannot_be_unpacked_are_refused(tmp_path, monkeypatch):
+    whole = write_zip(tmp_path / "x.zip", class_folders())
+    content = whole.read_bytes()
+    link = zipfile.ZipInfo("c")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(write_zip(tmp_path / "link.zip", class_folders()), "a") as file:
+        file.writestr(link, "../pool/c")
+    for name, changed in (
+        ("short", content[:-40]),
+        ("damaged", content[:60] + bytes(10) + content[70:]),
+        ("locked", locked(content)),
+        ("no", b"PK"),
+    ):
+        (tmp_path / f"{name}.zip").write_bytes(changed)
+    for k, name in enumerate(("../escape/a/0.png", "/a/0.png", "C:/a/0.png", "a\\..\\..\\x")):
+        write_zip(tmp_path / f"out{k}.zip", class_folders() | {name: b"x"})
+    names = ["short", "damaged", "locked", "no", "link", *(f"out{k}" for k in range(4))]
+    for name in names:
+        with pytest.raises(DataError, match=f"{name}.zip"):
+            load(tmp_path / f"{name}.zip")
+    assert not list(tmp_path.rglob("escape"))
+    monkeypatch.setattr(folders, "MAX_BYTES", 100)
+    with pytest.raises(DataError, match="would unpack to"):
+        load(whole)
+    monkeypatch.undo()
+    assert len(load(whole).x) == 4
+
+
+def test_a_zip_file_is_unpacked_once(tmp_path, monkeypatch):
+    path = write_zip(tmp_path / "x.zip", WARDS)
+    first = load(path)
+    monkeypatch.setattr(zipfile.ZipFile, "extract", None)
+
+    assert data_hash(load(path)) == data_hash(first)
+
+
+def test_backslashes_of_windows_are_slashes(tmp_path):
+    entries = {name.replace("/", "\\"): content for name, content in images().items()}
+
+    data = load(write_zip(tmp_path / "x.zip", entries))
+
+    assert (data.classes, data.train) == (("a", "b"), 6)
+
+
+@pytest.mark.parametrize(
+    ("entries", "keys", "named"),
+    [
+        ({"train/a/0.png": b"no image"}, {}, "train/a/0.png"),
+        ({"train/a/0.png": picture(1)[:45]}, {}, "train/a/0.png"),
+        ({"a/0.png": picture(1), "b/0.png": picture(1, size=7)}, {}, r"b/0.png .*data\.resize"),
+        ({"readme.md": b"x"}, {}, "readme.md"),
+        ({}, {}, "no images"),
+        ({"0.png": picture(1), "a/1.png": picture(1)}, {}, "0.png is in no class folder"),
+        ({"x/train/0.png": picture(1), "x/test/1.png": picture(1)}, {}, "x/test/1.png"),
+        ({"a/0.png": picture(1), "b/c/1.png": picture(1)}, {}, "b/c/1.png"),
+        ({"test/a/0.png": picture(1)}, {}, "train/CLASS"),
+        ({f"train/a/{k}.png": picture(1) for k in range(3)}, {}, "two"),
+        ({f"{k}/Train/a/0.png": picture(1) for k in "ns"}, {}, r"n/Train.*data\.client=folder"),
+        ({f"{k}/a/0.png": picture(1) for k in ("train", "Training")}, {}, "Training"),
+        (
+            {f"i/{k}.png": picture(k) for k in range(4)} | {"labels.csv": b"file,y\n0.png,1\n"},
+            {},
+            "labels.csv",
+        ),
+        (
+            {"a/0.png": picture(1), "b/1.png": picture(1), "x.csv": b"x,y\n1,0\n2,1\n"},
+            {},
+            "x.csv",
+        ),
+        ({"a/0.png": picture(1), "b/1.png": picture(1)}, {"client": "folder"}, "a/0.png"),
+        ({"n/a/0.png": picture(1), "x/n/b/1.png": picture(1)}, {"client": "folder"}, "x/n/b/1"),
+        (images(), {"client": "folder"}, "folder test"),
+        ({"readme.md": b"x"}, {"client": "folder"}, r"data\.client"),
+        ({"a.csv": b"x,y\n1,0\n2,1\n"}, {"client": "folder"}, r"data\.client"),
+    ],
+)
+def test_images_that_cannot_be_used_are_refused_by_name(tmp_path, entries, keys, named):
+    with pytest.raises(DataError, match=named):
+        load(write_zip(tmp_path / "x.zip", entries), **keys)
+
+
+def deep(colour: int) -> bytes:
+    """A PNG with 16 bits per channel, of the colour type grey (0), RGB (2) or RGBA (6)."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    lines = (b"\0" + bytes(6 * 2 * {0: 1, 2: 3, 6: 4}[colour])) * 6
+    head = struct.pack(">IIBBBBB", 6, 6, 16, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        [chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b"")]
+    )
+
+
+def deep_tiff() -> bytes:
+    data = BytesIO()
+    Image.fromarray(np.full((6, 6), 40_000, dtype=np.uint16)).save(data, "TIFF")
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("content", [deep(0), deep(2), deep(6), deep_tiff()])
+def test_images_that_would_lose_bits_are_refused(tmp_path, content):
+    with pytest.raises(DataError, match="more than 8 bits"):
+        load(write_zip(tmp_path / "x.zip", {"train/a/0.png": content}))
+
+
+def test_photos_of_many_pixels_are_resized(tmp_path):
+    data = BytesIO()
+    Image.new("RGB", (3000, 2000), (9, 8, 7)).save(data, "PNG")
+    file = write_zip(tmp_path / "x.zip", {f"{label}/0.png": data.getvalue() for label in "ab"})
+
+    assert load(file, resize=(8, 12)).x.shape == (2, 3, 8, 12)
+
+
+def test_a_cache_that_is_damaged_or_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
+    path = write_folder(tmp_path / "x", images())
+    first = load(path)
+    for file in (Path(os.environ["XDG_CACHE_HOME"]) / "flbench").glob("*.npy"):
+        file.write_bytes(file.read_bytes()[:100])
+    assert np.array_equal(load(path).x, first.x)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert np.array_equal(load(path).x, first.x)
+    monkeypatch.setattr(image_files, "MAX_BYTES", 100)
+    with pytest.raises(DataError, match="the limit is"):
+        load(path)
+
+
+@pytest.mark.parametrize("target", ["..", "../..", "."])
+def test_links_to_a_folder_above_are_not_followed(tmp_path, target):
+    folder = write_folder(tmp_path / "x", class_folders())
+    (folder / "a" / "up").symlink_to(target)
+    if target == "../..":  # a loop over two folders
+        (tmp_path / "y").mkdir()
+        (folder / "a" / "up").unlink()
+        (folder / "a" / "up").symlink_to("../../y")
+        (tmp_path / "y" / "down").symlink_to("../x/a")
+
+    assert len(load(folder).x) == 4
+
+
+@pytest.mark.parametrize("target", ["nowhere", "c"])
+def test_links_that_lead_nowhere_are_refused_by_name(tmp_path, target):
+    folder = write_folder(tmp_path / "x", class_folders())
+    (folder / "c").symlink_to(target)
+
+    with pytest.raises(DataError, match="c"):
+        load(folder)
+
+
+def test_pipes_and_names_that_are_not_utf8_are_refused(tmp_path):
+    folder = write_folder(tmp_path / "x", class_folders())
+    os.mkfifo(folder / "a" / "9.png")
+    (tmp_path / "y").mkdir()
+    Path(os.fsdecode(os.fsencode(tmp_path / "y") + b"/\xff.csv")).write_bytes(WARDS["north.csv"])
+
+    for path in (folder, tmp_path / "y"):
+        with pytest.raises(DataError, match=str(path)):
+            load(path)
+
+
+@pytest.mark.parametrize("as_zip", [False, True])
+def test_files_that_are_not_read_are_counted_by_a_note(tmp_path, as_zip):
+    more = {"a/x.heic": b"", "b/y.psd": b"", "README.md": b"", "Thumbs.db": b""}
+    hidden = {".c/0.png": b"", "__MACOSX/a/._0.png": b"", ".DS_Store": b""}
+    path = write_folder(tmp_path / "x", class_folders() | more | hidden)
+    (path / "empty").mkdir()
+    if as_zip:
+        path = Path(shutil.make_archive(str(tmp_path / "x"), "zip", path))
+
+    data = load(path)
+
+    assert data.classes == ("a", "b")
+    assert [re.findall(r"\d+ files|a/x.heic", note) for note in data.notes] == [
+        ["2 files", "a/x.heic"]
+    ]
+    [note] = load(write_zip(tmp_path / "y.zip", WARDS | {"east.ods": b"", "LICENSE": b""})).notes
+    assert "1 files are not read" in note
+    assert "east.ods" in note
+
+
+@pytest.mark.parametrize(
+    ("entry", "label", "named"),
+    [
+        (b"age,bp,ill\n30,high,0\n", None, "b.csv, row 1 .*, column `bp`: 'high'"),
+        (b"age,bp,ill\n\n30,1,0\n\n30,high,0\n", None, "b.csv, row 2 .*, column `bp`: 'high'"),
+        (b"age,bp,ill\n30,low,0\n30,high,0\n", None, "b.csv, row 1 .*, column `bp`: 'low'"),
+        (b"age,bp,ill\n30,inf,0\n", None, "b.csv, row 1 .*`bp`"),
+        (b"age,bp,ill\n1,1e39,0\n", None, "b.csv, row 1 .*`bp`"),
+        (b"\nage,bp,ill\n\n30,1e39,0\n", None, "b.csv, row 1 .*`bp`"),
+        (b"age,bp,ill\n30,1_0,0\n", None, "b.csv, row 1 .*`bp`: '1_0'"),
+        (b"age,bp,ill\n30,1\n", None, "b.csv .*line 2 "),
+        (b"age,bp,ill\n\n1,2,0\n\n\n30,1\n", None, "b.csv .*line 6 "),
+        (b'age,bp,ill\n"3\n0",1,0\n1,2\n', None, "b.csv .*line 4 "),
+        (b"age,ill,bp\n1,0,2\n30,1\n", "ill", "b.csv .*line 3 "),
+        (b"age,bp,ill\n30,1,0,4\n", None, "b.csv"),
+        (b"age,bp,ill\n30,1,0\n30,1,0,4\n", None, "b.csv .*line 3"),
+        (b'age,bp,ill\n30,"1,0\n30,1,0\n', None, "b.csv"),
+        (b"age,bp,ill\n30,1,\n", None, "b.csv, row 1 .*`ill`"),
+        (b"age,bp,ill\n30,1,0\n3,5,-nan\n", None, "b.csv, row 2 .*`ill`"),
+        (b"age,bp,ill\n", None, "b.csv has no rows"),
+        (b"", None, "b.csv"),
+        (b"age,bq,ill\n1,2,0\n", None, "b.csv .*bq"),
+        ("age,bp,ill\n1,2,höher\n".encode("latin-1"), None, "b.csv .*UTF-8"),
+        (b"age,bp,ill\n1,2,0\n", "sick", "`sick`.*age, bp, ill"),
+        (b"age,bp,ill\n\n1,2,yes\n", "ill > 0", "b.csv, row 1 .*'yes'"),
+        (b",age,bp,ill\n0,30,1,0\n1,30,1,0\n", None, "b.csv: column 1 .*index=False"),
+        (b"Unnamed: 0,age,bp,ill\n0,30,1,0\n", None, "b.csv: column 1 .*index=False"),
+        (b"age,bp,ill,\n30,1,0,\n", None, "b.csv: column 4"),
+        (b"age,age,ill\n30,1,0\n", None, "b.csv .*two columns `age`"),
+        (b"age,bp,ill,ill\n30,1,0,0\n", None, "b.csv .*two columns `ill`"),
+        (b"age;bp;ill\n3,5;1;0\n2,5,3;1;0\n", None, "b.csv, row 1 .*`age`"),
+    ],
+)
+def test_tables_that_cannot_be_used_are_refused_by_file_row_and_column(
+    tmp_path, entry, label, named
+):
+    entries = {"a.csv": b"age,bp,ill\n30,1,0\n31,1,1\n", "b.csv": entry}
+
+    with pytest.raises(DataError, match=named):
+        load(write_zip(tmp_path / "x.zip", entries), label=label)
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        (b"ill\n0\n1\n", "`ill`"),
+        (b"x,ill\n1,0\n2,0\n", "`ill` has 1 "),
+        (
+            b"x,y\n" + b"".join(b"1,%d.5\n" % k for k in range(50)),
+            r"`y` has 50 .*data\.label",
+        ),
+    ],
+)
+def test_tables_without_features_or_classes_are_refused(tmp_path, table, named):
+    with pytest.raises(DataError, match=named):
+        load(write_zip(tmp_path / "x.zip", {"a.csv": table}))
+
+
+def test_a_rule_makes_two_classes_of_numbers(tmp_path):
+    lines = "".join(f"{k},{k / 7}\n" for k in range(50))
+
+    data = load(write_zip(tmp_path / "x.zip", {"a.csv": f"x,y\n{lines}".encode()}), label="y > 3")
+
+    assert data.y.tolist() == [int(k > 21) for k in range(50)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["1,050.50", "2,300.25", "1,999.00"],
+        ["1.200,50", "980,00", "1.000.000,00"],
+        ["45%", "7.5%", "100 %"],
+        ["$1,050", "($20.50)", "3 €"],
+        ["980.5", "1,050.50", "12"],
+        ["1 050", "2 300", ""],
+    ],
+)
+def test_numbers_as_spreadsheets_show_them_are_refused_with_their_row(tmp_path, values):
+    rows = [f'"{value}",{k},{k % 2}' for k, value in enumerate(values * 2)]
+    file = write_zip(tmp_path / "x.zip", {"a.csv": "\n".join(["a,b,y", *rows]).encode()})
+    row = 1 + next(k for k, value in enumerate(values) if not value.replace(".", "").isdigit())
+
+    with pytest.raises(DataError, match=f"a.csv, row {row} .*, column `a`.*decimal points"):
+        load(file)
+
+
+PLAIN = pd.DataFrame({"a": [1.5, 2.25, 3.5, 4], "b": [*"xyxy"], "y": [0, 1, 1, 0]})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PLAIN.to_csv(index=False, sep=";"),
+        PLAIN.to_csv(index=False, sep="\t"),
+        PLAIN.to_csv(index=False, sep="|"),
+        PLAIN.to_csv(index=False, sep=";", decimal=","),
+        PLAIN.to_csv(index=False, sep="\t", decimal=","),
+        "sep=,\n" + PLAIN.to_csv(index=False),
+        "\ufeffSEP=;\r\n" + PLAIN.to_csv(index=False, sep=";", decimal=",", lineterminator="\r\n"),
+        PLAIN.to_csv(index=False, quoting=1).replace(",", ", "),
+        PLAIN.to_csv(index=False) + ",,\n,,\n",
+        PLAIN.to_csv(index=False).replace("\n", ",\n").replace(",\n", "\n", 1),
+    ],
+)
+def test_tables_as_spreadsheets_save_them_are_read(tmp_path, content):
+    data = load(write_zip(tmp_path / "x.zip", {"a.csv": content.encode()}))
+
+    assert data.columns == ("a", "b")
+    assert data.x.tolist() == [[1.5, 0], [2.25, 1], [3.5, 0], [4, 1]]
+    assert data.y.tolist() == [0, 1, 1, 0]
+
+
+def test_parquet_and_excel_files_are_tables(tmp_path):
+    PLAIN.to_parquet(tmp_path / "x.parquet")
+    expected = load(write_zip(tmp_path / "x.zip", {"a.csv": PLAIN.to_csv(index=False).encode()}))
+    assert data_hash(load(tmp_path / "x.parquet")) == data_hash(expected)
+    if find_spec("openpyxl") is None:
+        (tmp_path / "x.xlsx").write_bytes(write_zip(tmp_path / "y.zip", {"a": b""}).read_bytes())
+        with pytest.raises(DataError, match=r"x\.xlsx"):
+            load(tmp_path / "x.xlsx")
+        return
+    PLAIN.to_excel(tmp_path / "x.xlsx", index=False)
+    assert data_hash(load(tmp_path / "x.xlsx")) == data_hash(expected)
+    PLAIN.set_axis(["a", "a", "y"], axis=1).to_excel(tmp_path / "x.xlsx", index=False)
+    with pytest.raises(DataError, match="two columns `a`"):
+        load(tmp_path / "x.xlsx")
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.ods", "x.npy", "x.tar.gz", "x.arff"])
+def test_files_of_other_formats_are_refused_by_name(tmp_path, name):
+    (tmp_path / name).write_bytes(picture(1))
+
+    with pytest.raises(DataError, match=name):
+        load(tmp_path / name)
