@@ -21,6 +21,7 @@ from flbench.algorithms.setting import (
     BODY,
     KNOWN_RATE,
     LINEAR_HEAD,
+    MOST_SHOWN,
     PAIRS,
     PAIRS_OF_COHORT,
     PLAIN_SGD,
@@ -49,6 +50,7 @@ from flbench.config.schema import (
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
 from flbench.core.registry import ALGORITHMS
 from flbench.core.rng import Draw, generator, torch_seed, uniform
+from flbench.core.storage import memory_of_machine
 from flbench.core.tree import (
     largest,
     nbytes,
@@ -81,6 +83,7 @@ __all__ = [
     "BODY",
     "KNOWN_RATE",
     "LINEAR_HEAD",
+    "MOST_SHOWN",
     "PAIRS",
     "PAIRS_OF_COHORT",
     "PLAIN_SGD",
@@ -126,6 +129,7 @@ __all__ = [
     "epochs",
     "generator",
     "largest",
+    "memory_of_machine",
     "nbytes",
     "only",
     "put_",

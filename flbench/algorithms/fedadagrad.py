@@ -4,11 +4,11 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.server_optimizer import AdaptiveServer, AdaptiveServerConfig
+from flbench.algorithms.shared.server_optimizer import FedOpt, FedOptConfig
 
 
 @fl.ALGORITHMS.register("fedadagrad")
-class FedAdagrad(AdaptiveServer):
+class FedAdagrad(FedOpt):
     """FedAdam with the sum of all squared changes as second moment: v <- v + delta^2.
 
     The step (Algorithm 2) is w <- w + server_lr m / (sqrt(v) + tau), with m = delta: beta1 = 0, as
@@ -16,7 +16,7 @@ class FedAdagrad(AdaptiveServer):
     steps small. Everything else is FedAdam, whose documentation describes readings.
     """
 
-    class Config(AdaptiveServerConfig):
+    class Config(FedOptConfig):
         """Keys of FedAdagrad."""
 
         server_lr: float = Field(
@@ -25,5 +25,5 @@ class FedAdagrad(AdaptiveServer):
 
     config: Config
 
-    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        return v + square
+    def moments(self, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return delta, v + delta.square()

@@ -1,15 +1,14 @@
 """FedAdam: FedAvg with Adam at the server (Reddi et al., ICLR 2021)."""
 
-from typing import ClassVar
-
+from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.server_optimizer import MomentsConfig, MomentsServer
+from flbench.algorithms.shared.server_optimizer import FedOpt, FedOptConfig
 
 
 @fl.ALGORITHMS.register("fedadam")
-class FedAdam(MomentsServer):
+class FedAdam(FedOpt):
     """The server takes the clients' mean change as a gradient, and makes a step of Adam.
 
     Clients train as in FedAvg. Server (Algorithm 2; delta, m and v have the shape of w):
@@ -32,8 +31,33 @@ class FedAdam(MomentsServer):
     an optimizer step changes neither w nor m nor v, and clients without a step do not enter delta.
     """
 
-    Config: ClassVar[type[fl.AlgorithmConfig]] = MomentsConfig
-    config: MomentsConfig
+    class Config(FedOptConfig):
+        """Keys of FedAdam."""
 
-    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        return self.config.beta2 * v + (1 - self.config.beta2) * square
+        beta1: float = Field(
+            0.9, ge=0, lt=1, description="share of the old first moment in the new one"
+        )
+        beta2: float = Field(
+            0.99, ge=0, lt=1, description="share of the old second moment in the new one"
+        )
+        bias_correction: bool = Field(
+            False,
+            description="the step is multiplied by sqrt(1 - beta2^s) / (1 - beta1^s) in the s-th"
+            " step of the server, and the second moment starts at 0, as in the authors' code;"
+            " false: the algorithm that the paper prints",
+        )
+
+    config: Config
+
+    def moments(self, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        c, square = self.config, delta.square()
+        return c.beta1 * m + (1 - c.beta1) * delta, c.beta2 * v + (1 - c.beta2) * square
+
+    def rate(self, step: int) -> float:
+        c = self.config
+        corrected = (1 - c.beta2**step) ** 0.5 / (1 - c.beta1**step) if c.bias_correction else 1.0
+        return c.server_lr * corrected
+
+    def first_v(self) -> float:
+        starts_at_0 = self.config.bias_correction and self.config.v0 is None
+        return 0.0 if starts_at_0 else super().first_v()

@@ -1,15 +1,13 @@
 """FedYogi: FedAvg with Yogi at the server (Reddi et al., ICLR 2021)."""
 
-from typing import ClassVar
-
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.server_optimizer import MomentsConfig, MomentsServer
+from flbench.algorithms.fedadam import FedAdam
 
 
 @fl.ALGORITHMS.register("fedyogi")
-class FedYogi(MomentsServer):
+class FedYogi(FedAdam):
     """FedAdam with Yogi's second moment, which changes by a bounded amount.
 
     v <- v - (1 - beta2) delta^2 sign(v - delta^2) (Algorithm 2). v therefore rises as that of Adam
@@ -17,8 +15,7 @@ class FedYogi(MomentsServer):
     Everything else is FedAdam, whose documentation describes readings and options.
     """
 
-    Config: ClassVar[type[fl.AlgorithmConfig]] = MomentsConfig
-    config: MomentsConfig
-
-    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        return v - (1 - self.config.beta2) * square * (v - square).sign()
+    def moments(self, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        c, square = self.config, delta.square()
+        m = c.beta1 * m + (1 - c.beta1) * delta
+        return m, v - (1 - c.beta2) * square * (v - square).sign()

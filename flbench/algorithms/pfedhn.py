@@ -12,10 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import flbench.algorithms as fl
-from flbench.algorithms.setting import MOST_SHOWN
 from flbench.algorithms.shared.mixing import pairwise_cosines
-from flbench.core.storage import memory_of_machine
-from flbench.core.tree import broadcast
 
 V = "embeddings"  # [N, l] at the server
 MEMBERS = "members"  # [N] bool at the server: clients of the training, False for those that join
@@ -145,7 +142,7 @@ class PFedHN(fl.Algorithm):
     def requires(self) -> list[str]:
         if not self.h.names:
             return [f"{fl.BODY.sentence} Or set algorithm.head=generated."]
-        size, there = self.setting.net.size, memory_of_machine()
+        size, there = self.setting.net.size, fl.memory_of_machine()
         needed = 16 * (self.config.hidden + 1) * size  # bytes of phi, its momentum and its gradient
         if needed <= there:
             return []
@@ -196,7 +193,7 @@ class PFedHN(fl.Algorithm):
         # (4), (5): vector-Jacobian products of h at all v_i together, a sum over clients for phi.
         phi = self.phi(server)
         product = torch.func.vjp(self.h, phi, server[V][ids])[1]
-        g_phi, g_v = product({name: broadcast(shares, one) * one for name, one in delta.items()})
+        g_phi, g_v = product({name: scaled(shares, rows) for name, rows in delta.items()})
         g_v = g_v / shares[:, None]  # undivided, [K, l]
 
         # (6)
@@ -228,7 +225,7 @@ class PFedHN(fl.Algorithm):
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return how similar the embeddings are; nothing before a client took part."""
         known = state.participation_count > 0
-        if not known.any() or len(known) > MOST_SHOWN:
+        if not known.any() or len(known) > fl.MOST_SHOWN:
             return ()
         cosines = pairwise_cosines(state.server, (V,))  # 1 within rounding for equal embeddings
         table = fl.LearnedTable(
@@ -325,6 +322,11 @@ class Hypernetwork:
                 drawn = torch.from_numpy(np.asarray(rng.uniform(-width, width, shape)))
                 phi[f"hyper.{name}.{part}"] = drawn.to(start[self.names[0]].dtype)
         return phi
+
+
+def scaled(factors: Tensor, rows: Tensor) -> Tensor:
+    """Return rows [K, ...], each times its factor [K]."""
+    return factors.reshape(-1, *[1] * (rows.ndim - 1)) * rows
 
 
 def moved(

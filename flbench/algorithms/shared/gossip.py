@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment
-from flbench.algorithms.setting import MOST_SHOWN, PAIRS_OF_COHORT
+from flbench.algorithms.setting import MOST_SHOWN, PAIRS_OF_COHORT, Need
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.second import Second
 from flbench.algorithms.shared.topology import (
@@ -47,7 +47,7 @@ class Gossip(Algorithm):
 
     Config: ClassVar[type[AlgorithmConfig]] = GossipConfig
     config: GossipConfig
-    needs = (PAIRS_OF_COHORT,)
+    needs: ClassVar[tuple[Need, ...]] = (PAIRS_OF_COHORT,)
 
     @property
     def unmixed(self) -> Second:
