@@ -8,7 +8,7 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names, stripped
-from flbench.losses import CrossEntropy, Dynamic
+from flbench.losses import CrossEntropy, Linear, Proximal
 
 DUAL = "dual."  # prefix of a client's dual h_i; on the server, of the mean of all h_i
 MEAN = "mean."  # prefix of the mean of the round's models, wbar
@@ -67,7 +67,8 @@ class FedDyn(fl.Algorithm):
         return server, clients | fl.repeat(duals, self.setting.clients) | {"strength": strength}
 
     def terms(self) -> tuple[fl.LossTerm, ...]:
-        return (CrossEntropy(), Dynamic(self.setting.net.parameters))
+        pull = fl.bind(regularizer, self.setting.net.parameters)
+        return (CrossEntropy(), fl.Term(1.0, pull, of_parameters=True))
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
@@ -102,6 +103,11 @@ class FedDyn(fl.Algorithm):
         if self.setting.train.clip is not None:
             return []
         return ["FedDyn's authors clip gradients at a norm of 10: train.clip=10."]
+
+
+def regularizer(context: fl.Context, names: tuple[str, ...]) -> Tensor:
+    """Return a_i (<h_i, w> + 1/2 ||w - w_t||^2), 0-dim, with the gradient a_i (w - w_t + h_i)."""
+    return context.leaves["strength"] * (Linear(names, DUAL)(context) + Proximal(names)(context))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared import prototypes
-from flbench.losses import CosineCrossEntropy
-from flbench.losses.cosine_cross_entropy import cosine_logits
-from flbench.losses.similarity import unit
+from flbench.losses.cross_entropy import ScoresCrossEntropy
+from flbench.losses.similarity import cosines, unit
 
 W, SCALE = "head.weight", "scale"
 SMALLEST_SCALE = 0.01  # a negative s would reverse the order of the classes
@@ -117,7 +116,7 @@ class FedNH(fl.Algorithm):
         return fl.LocalProgram((phase, *collect), keeps, sends, prototypes.MASKS)
 
     def terms(self) -> tuple[fl.LossTerm, ...]:
-        return (CosineCrossEntropy(),)
+        return (ScoresCrossEntropy(scores=by_cosine),)
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         if state.is_initial:
@@ -175,7 +174,7 @@ def write_directions(context: fl.Context) -> fl.Tree:
 
 def by_cosine(context: fl.Context) -> Tensor:
     """Return the scores [B, C] that training uses: s <z, W>."""
-    return cosine_logits(context, W, SCALE)
+    return context.leaves[SCALE] * cosines(context.out.features, context.leaves[W])
 
 
 def far_apart(count: int, width: int, seed: int) -> Tensor:

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from flbench.losses.balanced_softmax import BalancedSoftmax as BalancedSoftmax
     from flbench.losses.class_balanced import ClassBalanced as ClassBalanced
     from flbench.losses.class_pull import ClassPull as ClassPull
-    from flbench.losses.cosine_cross_entropy import CosineCrossEntropy as CosineCrossEntropy
     from flbench.losses.cross_entropy import CrossEntropy as CrossEntropy
-    from flbench.losses.dynamic import Dynamic as Dynamic
     from flbench.losses.focal import Focal as Focal
     from flbench.losses.label_smoothing import LabelSmoothing as LabelSmoothing
     from flbench.losses.linear import Linear as Linear

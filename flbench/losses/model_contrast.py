@@ -14,8 +14,8 @@ class ModelContrast:
     """Mean over the batch of -log(e_g / (e_g + e_p)), with e_k = exp(cos(z, z_k) / temperature).
 
     z [B, D] are the features of the model in training. z_g are those of the received model
-    (`context.start`, or the leaf `RECEIVED + NAME` if there is one), z_p those of the client's
-    previous model (the leaves `PREVIOUS + NAME`). z_g and z_p are constants, computed in eval mode
+    (`context.start`, or the leaf `received.NAME` if there is one), z_p those of the client's
+    previous model (the leaves `prev.NAME`). z_g and z_p are constants, computed in eval mode
     with the BatchNorm statistics of their own models.
     Source: MOON (Li et al., CVPR 2021), Algorithm 1; deviations: none.
 
@@ -23,28 +23,17 @@ class ModelContrast:
         names: Names of the net's leaves, buffers included.
         weight: Factor of the term (mu): a number, or the name of a 0-dim ctx entry.
         temperature: Divisor of the cosines (tau), > 0.
-        previous: Prefix of the previous model's leaves.
-        received: Prefix of leaves that replace those of the received model.
-
-    Raises:
-        ValueError: The temperature is not positive.
     """
 
     names: tuple[str, ...]
     weight: float | str = 1.0
     temperature: float = 0.5
-    previous: str = "prev."
-    received: str = "received."
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
     def __call__(self, context: Context) -> Tensor:
         """Return the term, 0-dim, in nats: > 0, and ln 2 if both models are the same."""
         leaves, x = context.leaves, context.batch.x
-        received: Tree = {n: leaves.get(self.received + n, context.start[n]) for n in self.names}
-        previous: Tree = {n: leaves[self.previous + n] for n in self.names}
+        received: Tree = {n: leaves.get(f"received.{n}", context.start[n]) for n in self.names}
+        previous: Tree = {n: leaves[f"prev.{n}"] for n in self.names}
         with torch.no_grad():
             global_features = context.apply(received, x).features
             previous_features = context.apply(previous, x).features

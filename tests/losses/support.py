@@ -63,6 +63,7 @@ def case(
         },
         {
             "prototypes": bank,
+            "head.weight": bank,
             "counts": present.int() * 3,
             "w": torch.randn(3, 2, generator=g, dtype=torch.float64).requires_grad_(),
             "scale": torch.tensor(2.5, dtype=torch.float64),

@@ -2,10 +2,11 @@
 
 import torch
 
-from flbench.losses import Dynamic
+import flbench.algorithms as fl
+from flbench.algorithms.feddyn import regularizer
 from tests.losses.support import TINY, assert_vmap_safe, case
 
-TERM = Dynamic(("w",))
+TERM = fl.bind(regularizer, ("w",))
 
 
 def with_dual(c, strength: float = 0.3):

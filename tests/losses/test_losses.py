@@ -6,13 +6,13 @@ from math import exp, log, sqrt
 import pytest
 import torch
 
+from flbench.algorithms.fednh import by_cosine
 from flbench.algorithms.hfcd import contrast_loss, ordinary_distillation, similarity_loss
 from flbench.client.program import Term, bind
 from flbench.losses import (
     BalancedSoftmax,
     ClassBalanced,
     ClassPull,
-    CosineCrossEntropy,
     CrossEntropy,
     Focal,
     LabelSmoothing,
@@ -34,7 +34,7 @@ FORMS = ("class_mean", "mse")
 TERMS = {
     "cross_entropy": CrossEntropy(),
     **{f"prototype_class_pull_{form}": ClassPull(form=form) for form in FORMS},
-    "cosine_cross_entropy": CosineCrossEntropy(directions="prototypes"),
+    "cosine_cross_entropy": ScoresCrossEntropy(scores=by_cosine),
     "scores_cross_entropy": ScoresCrossEntropy(scores=scaled),
     "prototype_l2": PrototypeL2(),
     "hfcd_contrast": Term(1.0, bind(contrast_loss, 0.2, 0.1, 1.3)),
@@ -138,14 +138,14 @@ def test_cross_entropy_equals_a_loop():
 
 def test_cosine_cross_entropy_equals_a_loop_and_a_zero_feature_has_equal_logits():
     c = case()
-    table = c.leaves["prototypes"]
+    table = c.leaves["head.weight"]
     c.features = (c.features.detach() * (torch.arange(len(c.y)) > 0)[:, None]).requires_grad_()
     losses = []
     for z, label in zip(c.features, c.y.tolist(), strict=True):
         logits = [2.5 * cos(z, row) for row in table]
         losses.append(log(sum(exp(value) for value in logits)) - logits[label])
 
-    value = CosineCrossEntropy(directions="prototypes")(c.context())
+    value = TERMS["cosine_cross_entropy"](c.context())
     value.backward()
 
     assert losses[0] == pytest.approx(log(5), abs=TINY)

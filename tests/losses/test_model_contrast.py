@@ -126,8 +126,3 @@ def test_model_contrast_is_vmap_safe():
         alone = TERM(context(x, net, prev, received))
         assert torch.allclose(values[k], alone, rtol=0, atol=TINY)
         assert torch.allclose(gradients[k], torch.autograd.grad(alone, net)[0], rtol=0, atol=TINY)
-
-
-def test_temperature_of_zero_is_refused():
-    with pytest.raises(ValueError, match="temperature must be > 0"):
-        ModelContrast((), temperature=0)
