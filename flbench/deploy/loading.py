@@ -231,15 +231,14 @@ def _choose(
 
 def _net(experiment: Experiment, evaluator: Evaluator, model: Model, client: int) -> DeployedNet:
     """Return the net that a deployment gives to a client, as the evaluation computes it."""
-    deployment, fixed = model.deployment, experiment.algorithm.setting.net.fixed
+    deployment = model.deployment
     rule = deployment.predict
 
     def captured(context: Context, reduced: Tree) -> Tree:
         """Return all tensors that the deployment predicts with."""
         own = context.leaves
-        if deployment.weights is not None:  # it may leave out what the user has fixed
-            own = {leaf: context.leaves[leaf] for leaf in fixed & context.leaves.keys()}
-            own |= deployment.weights(context)
+        if deployment.weights is not None:  # it may return a part
+            own = own | deployment.weights(context)
         trees = (
             {"net": own}
             if rule is None
