@@ -267,7 +267,8 @@ def _frame(
         raise DataError(f"{where} is not in UTF-8 ({error}). Save it as CSV in UTF-8.") from error
     except (ImportError, OSError, ValueError, LookupError, Warning) as error:
         # pandas' ParserError is a ValueError that names the line, and zipfile's a KeyError
-        raise DataError(f"{where} cannot be read as a table ({error}). Correct it.") from error
+        why = str(error).strip()
+        raise DataError(f"{where} cannot be read as a table ({why}). Correct it.") from error
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
     if (is_empty := frame.isna().all(axis="columns")).any():
         frame = frame[~is_empty]
