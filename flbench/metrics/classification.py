@@ -18,14 +18,11 @@ Metrics = dict[str, float | None]
 def per_class(confusion: Tensor) -> dict[str, Tensor]:
     """Return precision, recall, F1, support and predicted count of every class.
 
-    Precision and recall are 0 where their denominator is 0. F1 is 0 for a class that neither occurs
-    nor is predicted.
+    `precision`, `recall` and `f1` are [C] float64 in [0, 1], and 0 where their denominator is 0;
+    `support` and `predicted` are [C] int64.
 
     Args:
         confusion: Confusion matrix [C, C] int64; rows are true classes.
-
-    Returns:
-        `precision`, `recall` and `f1` [C] float64 in [0, 1]; `support` and `predicted` [C] int64.
 
     >>> scores = per_class(torch.tensor([[3, 1], [0, 4]]))
     >>> scores["precision"].tolist(), scores["recall"].tolist()
@@ -45,25 +42,15 @@ def per_class(confusion: Tensor) -> dict[str, Tensor]:
 def pooled(
     counts: ConfusionCounts, rare: Iterable[int] = (), confusable: Iterable[int] = ()
 ) -> Metrics:
-    """Return the metrics of all clients' predictions together.
+    """Return the metrics of all clients' predictions together; None where there are no samples.
 
-    Args:
-        counts: Counts on one part of the samples.
-        rare: Ids of the rare classes.
-        confusable: Ids of the confusable classes.
-
-    Returns:
-        Values, or None where there are no samples. Those of flbench are in [0, 1]:
-
-        - `accuracy`: accuracy over all samples.
-        - `accuracy_mean`: mean of the clients' accuracies, over clients with samples.
-        - `balanced_accuracy` and `macro_f1`: over all samples.
-        - `rare_recall`, `rare_precision`, `rare_f1`, `confusable_f1`: means over those classes of
-          the group that occur.
-        - `worst10_accuracy`: mean accuracy of the worst tenth of the clients, at least of one.
-        - `client_std`: population standard deviation of the clients' accuracies.
-        - `NAME`, `NAME_mean` and `NAME_worst10` of each metric of the user's own: over all samples,
-          mean over clients, and mean of the worst tenth of the clients.
+    - `accuracy`, `balanced_accuracy` and `macro_f1`: over all samples.
+    - `accuracy_mean`: mean of the clients' accuracies, over clients with samples.
+    - `rare_recall`, `rare_precision`, `rare_f1`, `confusable_f1`: means over those of the rare or
+      confusable classes that occur.
+    - `worst10_accuracy`: mean accuracy of the worst tenth of the clients, at least of one.
+    - `client_std`: population standard deviation of the clients' accuracies.
+    - Three values of each metric of the user's own; see `OwnMetric.summary`.
 
     >>> matrices = torch.tensor([[[4, 0], [0, 4]], [[1, 1], [0, 0]]])
     >>> counts = ConfusionCounts.of_matrices(matrices)
@@ -71,7 +58,9 @@ def pooled(
     >>> metrics["accuracy"], metrics["accuracy_mean"], metrics["rare_f1"]
     (0.9, 0.75, None)
     """
-    scores = per_class(counts.confusion)
+    scores, own = per_class(counts.confusion), Metrics()
+    for metric, values in counts.own.items():
+        own |= metric.summary(metric(counts.confusion), values)
     clients = per_client(counts)["accuracy"][counts.evaluated]
     occurs = scores["support"] > 0
     seen = occurs | (scores["predicted"] > 0)
@@ -88,21 +77,18 @@ def pooled(
         "confusable_f1": _mean(_of_present(scores["f1"], confusable, occurs)),
         "worst10_accuracy": _mean(worst),
         "client_std": float(clients.std(correction=0)) if len(clients) else None,
-        **_own(counts),
+        **own,
     }
 
 
 def accuracy_group_mean(counts: ConfusionCounts, groups: Tensor) -> float | None:
     """Return the mean over groups of clients of the accuracy over all samples of a group.
 
-    Groups without samples do not count.
+    Groups without samples do not count; None if there are no samples.
 
     Args:
         counts: Counts on one part of the samples.
         groups: Number of each client's group, [N] int64 >= 0.
-
-    Returns:
-        A value in [0, 1], or None if there are no samples.
 
     >>> matrices = torch.tensor([[[6, 0], [2, 0]], [[0, 0], [0, 0]], [[0, 1], [0, 1]]])
     >>> counts = ConfusionCounts.of_matrices(matrices)
@@ -119,14 +105,9 @@ def accuracy_group_mean(counts: ConfusionCounts, groups: Tensor) -> float | None
 
 
 def per_client(counts: ConfusionCounts) -> dict[str, Tensor]:
-    """Return the metrics of every client's own predictions.
+    """Return the metrics [N] float64 of every client's own predictions; NaN without samples.
 
-    Args:
-        counts: Counts on one part of the samples.
-
-    Returns:
-        `accuracy`, `balanced_accuracy`, `macro_f1` and the metrics of the user's own, [N] float64
-        each; NaN for clients without samples.
+    They are `accuracy`, `balanced_accuracy`, `macro_f1` and the metrics of the user's own.
 
     >>> counts = ConfusionCounts.of_matrices(torch.tensor([[[3, 1], [0, 0]], [[0, 0], [0, 0]]]))
     >>> per_client(counts)["accuracy"].tolist()
@@ -151,7 +132,6 @@ def personal_on_common(counts: ConfusionCounts, train_counts: Tensor) -> dict[st
     classifies correctly. PM(V) counts only the classes V that the client trains on:
     PM(V) = sum_{c in V} correct_c / sum_{c in V} n_c. PM(L) weights the classes by the share p_c of
     the client's training samples: PM(L) = sum_c p_c correct_c / sum_c p_c n_c.
-
     Source: FedNH (Dai et al., AAAI 2023).
 
     Args:
@@ -179,14 +159,8 @@ def trained_class_share(counts: ConfusionCounts, train_counts: Tensor) -> Tensor
     """Return the share of the common test set whose classes a client trains on.
 
     It bounds the accuracy of a model that predicts no other classes, such as a personal model that
-    is never averaged with those of other clients.
-
-    Args:
-        counts: Counts on the common test set.
-        train_counts: Training samples [N, C] by client and class.
-
-    Returns:
-        [N] float64 in [0, 1]; NaN for clients that were not evaluated.
+    is never averaged with those of other clients. The shares are [N] float64 in [0, 1], and NaN for
+    clients that were not evaluated; `train_counts` are the training samples [N, C].
 
     >>> counts = ConfusionCounts.of_matrices(torch.tensor([[[3, 0], [1, 0]]]))
     >>> trained_class_share(counts, torch.tensor([[5, 0]])).tolist()
@@ -194,14 +168,6 @@ def trained_class_share(counts: ConfusionCounts, train_counts: Tensor) -> Tensor
     """
     support = counts.support.double()  # [N, C]
     return ((train_counts > 0) * support).sum(dim=1) / support.sum(dim=1)
-
-
-def _own(counts: ConfusionCounts) -> Metrics:
-    """Return the metrics of the user's own over all clients."""
-    found: Metrics = {}
-    for metric, values in counts.own.items():
-        found |= metric.pooled(counts.confusion, values)
-    return found
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -215,11 +181,5 @@ def _mean(values: Tensor) -> float | None:
 
 
 def _of_present(scores: Tensor, classes: Iterable[int], occurs: Tensor) -> Tensor:
-    """Return the scores of those of the given classes that occur.
-
-    Args:
-        scores: Scores [C].
-        classes: Ids of classes.
-        occurs: [C] bool: True for classes with samples.
-    """
+    """Return the scores, of all [C], of those of the given classes that occur ([C] bool)."""
     return scores[[k for k in classes if bool(occurs[k])]]

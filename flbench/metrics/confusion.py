@@ -42,11 +42,8 @@ class ConfusionCounts:
     ) -> "ConfusionCounts":
         """Return counts of zero.
 
-        Args:
-            clients: Number of clients N.
-            classes: Number of classes C.
-            metrics: Metrics of the user's own to compute for each client.
-            has_probabilities: Whether predicted probabilities are kept too.
+        Metrics of the user's own are computed for each client, and predicted probabilities are kept
+        on request.
         """
         support, predicted, correct = torch.zeros(3, clients, classes, dtype=torch.int64)
         confusion = torch.zeros(classes, classes, dtype=torch.int64)
@@ -61,10 +58,7 @@ class ConfusionCounts:
 
     @staticmethod
     def of_matrices(confusions: Tensor) -> "ConfusionCounts":
-        """Return the counts of N clients with known confusion matrices, without own metrics.
-
-        Args:
-            confusions: Confusion matrices [N, C, C] int64.
+        """Return the counts of N clients with confusion matrices [N, C, C], without own metrics.
 
         >>> counts = ConfusionCounts.of_matrices(torch.tensor([[[0, 0], [0, 0]], [[3, 1], [0, 2]]]))
         >>> counts.correct.tolist()
@@ -115,24 +109,9 @@ class ConfusionCounts:
             self.probabilities.add_(client, true, logarithms)
 
     def add_shared_(self, ids: Tensor, true: Tensor, predicted: Tensor) -> None:
-        """Add the predictions of one model, which some clients share, for n samples, in place.
-
-        Args:
-            ids: Different client ids [K] int64.
-            true: True classes [n] int64 in [0, C).
-            predicted: Predicted classes [n] int64 in [0, C).
-        """
+        """Add the predictions [n] of one model, which the clients `ids` [K] share, in place."""
         one = ConfusionCounts.empty(1, len(self.confusion), tuple(self.own))
         one.add_(torch.zeros_like(true), true, predicted)
-        self.add_repeated_(ids, one)
-
-    def add_repeated_(self, ids: Tensor, one: "ConfusionCounts") -> None:
-        """Add the counts of one model to each of some clients, in place.
-
-        Args:
-            ids: Different client ids [K] int64.
-            one: Counts of one client.
-        """
         self.support[ids] += one.support  # [K, C] += [1, C]
         self.predicted[ids] += one.predicted
         self.correct[ids] += one.correct
@@ -147,12 +126,7 @@ class ConfusionCounts:
 
 
 def confusion(true: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """Return the confusion matrix [C, C] int64 of n predictions; rows are true classes.
-
-    Args:
-        true: True classes [n] int64 in [0, C).
-        predicted: Predicted classes [n] int64 in [0, C).
-        classes: Number of classes C.
+    """Return the confusion matrix [C, C] int64 of classes [n] in [0, C); rows are true classes.
 
     >>> confusion(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]), classes=2).tolist()
     [[1, 0], [1, 1]]

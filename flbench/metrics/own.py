@@ -62,21 +62,11 @@ class OwnMetric:
             )
         return float(found)
 
-    def pooled(self, confusion: Tensor, clients: Tensor) -> dict[str, float | None]:
-        """Return the metric over all samples, its mean over clients, and that of the worst tenth.
-
-        Args:
-            confusion: Confusion matrix [C, C] over all clients.
-            clients: Values [N] of the clients; NaN for those without a value.
-        """
-        return self.summary(self(confusion), clients)
-
     def summary(self, value: float, clients: Tensor) -> dict[str, float | None]:
-        """Return a value over all samples, the mean over clients, and that of the worst tenth.
+        """Return `NAME`, `NAME_mean` and `NAME_worst10`; None for a value that does not exist.
 
-        Args:
-            value: The value over all samples; NaN for none.
-            clients: Values [N] of the clients; NaN for those without a value.
+        They are the value over all samples, the mean of the clients' values [N], and that of the
+        worst tenth of them, at least of one. NaN stands for no value.
         """
         known = clients[~clients.isnan()].sort(descending=self.is_loss).values
         worst = known[: -(-len(known) // 10)]

@@ -23,21 +23,17 @@ BINS: Final = 15
 def pooled(probabilities: Probabilities) -> Metrics:
     """Return the metrics of all clients' samples together, and the means over clients.
 
-    Args:
-        probabilities: Probabilities on one part of the samples.
+    Values that are not defined are None.
 
-    Returns:
-        Values, or None where they are not defined:
-
-        - `auroc_macro`: mean over the classes of the area under the ROC curve of a class against
-          the rest, by the probability of the class; classes without samples, or without others, do
-          not count. In [0, 1].
-        - `ece`: expected calibration error in [0, 1]: |accuracy - mean confidence| of the samples
-          in each of 15 bins of equal width, weighted by their number. The confidence is the largest
-          probability.
-        - `nll`: mean of -log p of the true class, at least 0.
-        - `brier`: mean over samples of sum_c (p_c - [c is the true class])^2, in [0, 2].
-        - `NAME_mean`: the mean over clients of each, from the clients' own samples.
+    - `auroc_macro`: mean over the classes of the area under the ROC curve of a class against the
+      rest, by the probability of the class; classes without samples, or without others, do not
+      count. In [0, 1].
+    - `ece`: expected calibration error in [0, 1]: |accuracy - mean confidence| of the samples in
+      each of 15 bins of equal width, weighted by their number. The confidence is the largest
+      probability.
+    - `nll`: mean of -log p of the true class, at least 0.
+    - `brier`: mean over samples of sum_c (p_c - [c is the true class])^2, in [0, 2].
+    - `NAME_mean`: the mean over clients of each, from the clients' own samples.
 
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
     >>> some = Probabilities(clients=1)
@@ -51,23 +47,11 @@ def pooled(probabilities: Probabilities) -> Metrics:
     client, true, logarithms = found
     together = _by_group(torch.zeros_like(client), true, logarithms, 1)
     apart = _by_group(client, true, logarithms, probabilities.clients)
-    metrics: Metrics = {}
-    for name in NAMES:
-        value, defined = together[name][0], apart[name][~np.isnan(apart[name])]
-        metrics[name] = None if np.isnan(value) else float(value)
-        metrics[f"{name}_mean"] = float(defined.mean()) if len(defined) else None
-    return metrics
+    return ranking.with_means(together, apart)
 
 
 def per_client(probabilities: Probabilities) -> dict[str, list[float]]:
-    """Return the metrics of every client's own samples.
-
-    Args:
-        probabilities: Probabilities on one part of the samples.
-
-    Returns:
-        The metrics of NAMES, [N] each; NaN for clients without samples.
-    """
+    """Return the metrics of NAMES [N] of every client's own samples; NaN without samples."""
     found = probabilities.joined()
     if found is None:
         return {name: [float("nan")] * probabilities.clients for name in NAMES}
@@ -78,14 +62,7 @@ def per_client(probabilities: Probabilities) -> dict[str, list[float]]:
 def _by_group(
     group: Tensor, true: Tensor, logarithms: Tensor, groups: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the metrics of NAMES of each group of samples, [G] each; NaN if not defined.
-
-    Args:
-        group: Group [n] int64 of each sample.
-        true: True classes [n] int64.
-        logarithms: Log-probabilities [n, C] float64.
-        groups: Number of groups G.
-    """
+    """Return the metrics of NAMES [G] of groups of n samples; NaN if not defined."""
     values = logarithms.exp()  # [n, C]
     size = torch.bincount(group, minlength=groups).double()  # [G]
     is_true = torch.zeros_like(values).scatter_(1, true[:, None], 1.0)

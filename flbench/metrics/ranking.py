@@ -34,29 +34,17 @@ class Margins:
     @staticmethod
     def joined(parts: Sequence["Margins"]) -> "Margins":
         """Return the margins of several sets of clients as one."""
-        return Margins(
-            torch.cat([part.value for part in parts]),
-            torch.cat([part.positive for part in parts]),
-            torch.cat([part.client for part in parts]),
-        )
+        values = zip(*((one.value, one.positive, one.client) for one in parts), strict=True)
+        return Margins(*map(torch.cat, values))
 
 
 def pooled(margins: Margins) -> Metrics:
     """Return the metrics of all clients' samples together, and the means over clients.
 
-    Args:
-        margins: Margins on one part of the samples.
-
-    Returns:
-        Values in [0, 1], or None where they are not defined:
-
-        - `auroc`: area under the ROC curve over the samples of all clients, and
-          `average_precision` over the same samples. Each client's own model gives its samples'
-          margins, so these two compare margins of different models.
-        - `auroc_mean`, `average_precision_mean`: means over the clients that have samples of both
-          classes.
-
-        Undefined are metrics of samples of one class alone, and of margins that are NaN.
+    `auroc` is the area under the ROC curve over the samples of all clients. Each client's own model
+    gives its samples' margins, so it compares margins of different models, as does
+    `average_precision`. `auroc_mean` and `average_precision_mean` are means over the clients that
+    have samples of both classes. Metrics of samples of one class, or with margins of NaN, are None.
 
     >>> margins = Margins(
     ...     torch.tensor([0.1, 0.4, 0.35, 0.8]),
@@ -69,31 +57,28 @@ def pooled(margins: Margins) -> Metrics:
     """
     everybody = by_group(margins, torch.zeros_like(margins.client), 1)
     clients = per_client(margins, int(margins.client.max()) + 1 if len(margins.client) else 1)
+    return with_means(everybody, clients)
+
+
+def with_means(
+    everybody: dict[str, NDArray[np.float64]], clients: dict[str, NDArray[np.float64]]
+) -> Metrics:
+    """Return metrics [1] of all samples, and their means over clients [N] as `NAME_mean`."""
     found: Metrics = {}
-    for name in NAMES:
+    for name, [value] in everybody.items():
         defined = clients[name][~np.isnan(clients[name])]
-        value = float(everybody[name][0])
-        found[name] = None if np.isnan(value) else value
+        found[name] = None if np.isnan(value) else float(value)
         found[f"{name}_mean"] = float(defined.mean()) if len(defined) else None
     return found
 
 
 def per_client(margins: Margins, clients: int) -> dict[str, NDArray[np.float64]]:
-    """Return the metrics of every client's own samples.
-
-    Args:
-        margins: Margins on one part of the samples.
-        clients: Number of clients N.
-
-    Returns:
-        `auroc` and `average_precision`, [N] each; NaN for clients that have not samples of both
-        classes.
-    """
+    """Return `auroc` and `average_precision` [N] of every client's own samples; see `by_group`."""
     return by_group(margins, margins.client, clients)
 
 
 def by_group(margins: Margins, group: Tensor, groups: int) -> dict[str, NDArray[np.float64]]:
-    """Return `auroc` and `average_precision` [G] of each group of samples; NaN if not defined.
+    """Return `auroc` and `average_precision` [G] of groups of samples; NaN if not defined.
 
     Args:
         margins: Margins of n samples.

@@ -36,13 +36,7 @@ class TargetScores:
     def empty(
         clients: int, metrics: tuple[OwnMetric, ...], called: Callable[[int], str] = str
     ) -> "TargetScores":
-        """Return the scores of N clients before the first sample.
-
-        Args:
-            clients: Number of clients N.
-            metrics: The metrics.
-            called: Returns how messages call a client: its number, perhaps with its name.
-        """
+        """Return the scores of N clients before the first sample."""
         unknown = torch.full((clients,), torch.nan, dtype=torch.float64)
         return TargetScores(
             metrics,
@@ -85,23 +79,12 @@ class TargetScores:
         """Add nothing: targets that are not classes have no probabilities."""
 
     def add_shared_(self, ids: Tensor, true: Tensor, predicted: Tensor) -> None:
-        """Add the outputs of one model, which some clients share, for n samples, in place.
-
-        Args:
-            ids: Different client ids [K] int64.
-            true: Targets [n, ...].
-            predicted: Outputs [n, ...] of the model.
-        """
+        """Add the outputs [n, ...] of one model, which the clients `ids` [K] share, in place."""
         owner = f"the model that {len(ids)} clients have"
         self._add(ids.tolist(), owner, true, predicted)
 
     def pooled(self) -> dict[str, float | None]:
-        """Return each metric over all samples, its mean over clients, and that of the worst tenth.
-
-        They are `NAME`, `NAME_mean` and `NAME_worst10`; None where there are no samples. The worst
-        tenth, at least one client, has the largest values of a metric whose `higher_is_better` is
-        False, and otherwise the smallest.
-        """
+        """Return three values of each metric; see `OwnMetric.summary`."""
         found: dict[str, float | None] = {}
         for metric in self.metrics:
             whole = nan
@@ -146,12 +129,6 @@ def torchmetric(metric: OwnMetric) -> Metric:
 
 def value_of(metric: OwnMetric, predicted: Tensor, true: Tensor, owner: str) -> float:
     """Return a metric of the outputs [n, ...] of one model; NaN if it has no value for them.
-
-    Args:
-        metric: The metric.
-        predicted: Outputs [n, ...].
-        true: Targets [n, ...].
-        owner: Whose outputs they are, for messages.
 
     Raises:
         ConfigError: The metric raised an exception, or is not one finite number.

@@ -63,7 +63,7 @@ def test_counts_of_predictions_equal_those_of_matrices():
         true, predicted = (torch.from_numpy(a[:, some].ravel()) for a in (y, guess))
         halves.add_(client, true, predicted)
     repeated = ConfusionCounts.empty(6, 5)
-    repeated.add_repeated_(torch.arange(6), ConfusionCounts.of_matrices(matrices[:1]))
+    repeated.add_shared_(torch.arange(6), torch.from_numpy(y[0]), torch.from_numpy(guess[0]))
 
     for name in ("support", "predicted", "correct", "confusion"):
         assert torch.equal(getattr(halves, name), getattr(expected, name))
