@@ -127,7 +127,7 @@ def fingerprint(config: Config) -> str:
     the method does not have any more are left out.
     """
     tree, partition = _compared(config), config.partition
-    if config.algorithm.name in ALGORITHMS.names():
+    if config.algorithm.name in ALGORITHMS.load():
         keys = {
             f"algorithm.{key}" for key in ALGORITHMS.find(config.algorithm.name).Config.model_fields
         }
