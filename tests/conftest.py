@@ -104,12 +104,21 @@ def _entry_points_are_read_once():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _git_is_asked_once():
-    """Ask Git for the revision once per process: each run of a test would look at all files."""
+def _provenance_is_found_once():
+    """Ask Git for the revision, and packages for their versions, once per process."""
     from flbench.experiment import provenance
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provenance, "git_revision", cache(provenance.git_revision))
+        for name in ("git_revision", "version"):
+            patch.setattr(provenance, name, cache(getattr(provenance, name)))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_test_waits_for_the_disk():
+    """Tests kill processes, and no machine: what is written is there without `fsync`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
         yield
 
 
