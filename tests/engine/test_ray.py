@@ -218,6 +218,7 @@ class TestWithoutAClusterOfTheTests:
         assert "`engine.address`" in error
         assert "Traceback" not in error
 
+    @pytest.mark.full
     def test_a_callback_reads_the_weights_of_a_run_with_clients_that_join(self, tmp_path):
         """The engine of the run is closed while the new clients are evaluated."""
 

@@ -73,7 +73,7 @@ def test_nothing_is_left_after_the_owner_is_killed():
     assert ends(int(leader), folder)
 
 
-@pytest.mark.one_of("server")
+@pytest.mark.full
 @pytest.mark.parametrize("server", ["gcs_server", "raylet/raylet", None])
 def test_loss_of_a_server_or_of_the_process_is_an_error_at_once(server):
     driver = RayDriver(None, cpus=1)
