@@ -1,13 +1,13 @@
 """FedDyn: a dynamic regularizer makes local optima agree (Acar et al., ICLR 2021)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.prefixes import prefixed, prefixed_names, stripped
+from flbench.algorithms.shared.second import Second
 from flbench.losses import CrossEntropy, Linear, Proximal
 
 DUAL = "dual."  # prefix of a client's dual h_i; on the server, of the mean of all h_i
@@ -51,20 +51,27 @@ class FedDyn(fl.Algorithm):
         down="w", up="w", keeps="h_i: as many as the parameters, and a_i"
     )
 
+    @property
+    def dual(self) -> Second:
+        """h_i at a client, and their mean h at the server."""
+        return Second(DUAL, self.setting.net.parameters)
+
+    @property
+    def wbar(self) -> Second:
+        """The mean of the round's models."""
+        return Second(MEAN, tuple(sorted(self.split()[1])))
+
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        parameters = fl.only(start, self.setting.net.parameters)
-        duals = prefixed(DUAL, {name: torch.zeros_like(v) for name, v in parameters.items()})
-
-        server |= prefixed(MEAN, server)
+        duals = self.dual.start({name: torch.zeros_like(value) for name, value in start.items()})
         # The mean of the duals is a sum over all rounds, so it is stored in float64.
-        server |= {name: value.double() for name, value in duals.items()}
+        h = {name: value.double() for name, value in duals.items()}
 
         sizes = self.setting.sizes.double()  # [N]
-        ratio = sizes.mean() / sizes
-        dtype = next(iter(parameters.values())).dtype
-        strength = (self.config.alpha * ratio).to(dtype)  # a_i, [N]
-        return server, clients | fl.repeat(duals, self.setting.clients) | {"strength": strength}
+        strength = self.config.alpha * (sizes.mean() / sizes)  # a_i, [N]
+        own = fl.repeat(duals, self.setting.clients)
+        own["strength"] = strength.to(start[self.dual.names[0]].dtype)
+        return server | self.wbar.start(server) | h, clients | own
 
     def terms(self) -> tuple[fl.LossTerm, ...]:
         pull = fl.bind(regularizer, self.setting.net.parameters)
@@ -72,37 +79,27 @@ class FedDyn(fl.Algorithm):
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
-        names = self.setting.net.parameters
-        steps = (self.phase(*self.terms()), fl.Transform(MoveDual(names)))
-        return fl.LocalProgram(steps, keeps | prefixed_names(DUAL, names) | {"strength"}, sends)
+        steps = (self.phase(*self.terms()), fl.Transform(fl.bind(moved, self.dual)))
+        return fl.LocalProgram(steps, keeps | self.dual.leaves | {"strength"}, sends)
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         wbar = self.mean(results)
         if not wbar:  # no client made a step, so no dual changed either
             return fl.Update()
 
-        server = prefixed(MEAN, wbar)
-        w = dict(wbar)
+        server = wbar | self.wbar.start(wbar)
         for name in self.setting.net.parameters:
             # h <- h + (1/N) sum_i (w_i - w_t)
             total = torch.zeros_like(state.server[DUAL + name])
             for sent in results.sent.values[name]:
                 total += (sent - state.server[name]).double()
-            dual = state.server[DUAL + name] + total / self.setting.clients
-            server[DUAL + name] = dual
-
+            h = state.server[DUAL + name] + total / self.setting.clients
             # w <- wbar + h
-            w[name] = (wbar[name].double() + dual).to(wbar[name].dtype)
-        return fl.Update(server | w)
+            server |= {DUAL + name: h, name: (wbar[name].double() + h).to(wbar[name].dtype)}
+        return fl.Update(server)
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        wbar = stripped(MEAN, state.server)
-        return super().deploy(replace(state, server=wbar), ids)
-
-    def notes(self) -> list[str]:
-        if self.setting.train.clip is not None:
-            return []
-        return ["FedDyn's authors clip gradients at a norm of 10: train.clip=10."]
+        return super().deploy(replace(state, server=self.wbar.of(state.server)), ids)
 
 
 def regularizer(context: fl.Context, names: tuple[str, ...]) -> Tensor:
@@ -110,19 +107,11 @@ def regularizer(context: fl.Context, names: tuple[str, ...]) -> Tensor:
     return context.leaves["strength"] * (Linear(names, DUAL)(context) + Proximal(names)(context))
 
 
-@dataclass(frozen=True)
-class MoveDual:
-    """h_i <- h_i + w_i - w_t.
-
-    Attributes:
-        names: Names of the parameters.
-    """
-
-    names: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the dual."""
-        return {
-            DUAL + n: context.leaves[DUAL + n] + (context.leaves[n] - context.start[n])
-            for n in self.names
+def moved(context: fl.Context, dual: Second) -> fl.Tree:
+    """Return h_i + w_i - w_t."""
+    return dual.start(
+        {
+            name: h + (context.leaves[name] - context.start[name])
+            for name, h in dual(context).items()
         }
+    )

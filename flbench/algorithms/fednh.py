@@ -14,8 +14,6 @@ from flbench.losses.similarity import cosines, unit
 W, SCALE = "head.weight", "scale"
 SMALLEST_SCALE = 0.01  # a negative s would reverse the order of the classes
 
-RESNET_SCALE = 20.0  # where s starts with ResNet-18 in the authors' code
-
 REPEL_STEPS, REPEL_RATE = 1000, 0.3  # of the gradient descent that separates prototypes
 
 
@@ -68,26 +66,7 @@ class FedNH(fl.Algorithm):
         up="body, s, (D + 2) of each held class",
         keeps="nothing",
     )
-
     needs = (fl.LINEAR_HEAD, fl.BODY)
-
-    def requires(self) -> list[str]:
-        if self.setting.own_optimizer:
-            return [
-                "its cross entropy is of other logits than those of the head, which a"
-                " LightningModule computes. Take fedproto or hfcd."
-            ]
-        return super().requires()
-
-    def notes(self) -> list[str]:
-        scale, model = self.config.scale, self.setting.model
-        if not model.startswith("resnet") or scale >= RESNET_SCALE:
-            return []
-        return [
-            f"fednh: model.name={model} with algorithm.scale={scale:g}: in the authors' code the"
-            f" factor of the cosines starts at {RESNET_SCALE:g} for a ResNet, or is fixed at 30"
-            " (algorithm.scale=30 algorithm.learn_scale=false)."
-        ]
 
     def learnt(self) -> frozenset[str]:
         """Return the name of s if it is trained, else the empty set."""
@@ -108,8 +87,11 @@ class FedNH(fl.Algorithm):
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         learnt = self.learnt()
-        phase = self.phase(*self.terms(), train=self.setting.net.names("backbone") | learnt)
-        phase = replace(phase, project=keep_positive if learnt else None)
+        phase = self.phase(
+            *self.terms(),
+            train=self.setting.net.names("backbone") | learnt,
+            project=keep_positive if learnt else None,
+        )
         collect = prototypes.collect(self.setting, of=unit, write=write_directions)
         keeps, sends = self.split()
         sends = sends | learnt | prototypes.LEAVES

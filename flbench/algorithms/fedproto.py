@@ -75,15 +75,10 @@ class FedProto(fl.Algorithm):
     # Client
 
     def program(self, state: fl.State) -> fl.LocalProgram:
-        keeps, _ = self.split()
-        train = self.phase(CrossEntropy(), PrototypeL2(weight=self.config.lam))
-        collect = prototypes.collect(self.setting)
-        return fl.LocalProgram(
-            steps=(train, *collect),
-            keeps=keeps | {"prototypes", "counts"},
-            sends=prototypes.LEAVES,
-            masks=prototypes.MASKS,
-        )
+        train = self.phase(CrossEntropy(), PrototypeL2(weight=self.config.lam))  # (6)
+        steps = (train, *prototypes.collect(self.setting))
+        keeps = self.split()[0] | {"prototypes", "counts"}
+        return fl.LocalProgram(steps, keeps, prototypes.LEAVES, prototypes.MASKS)
 
     # Server
 

@@ -1,7 +1,5 @@
 """FedRep: a personal head is trained before the shared body (Collins et al., ICML 2021)."""
 
-from dataclasses import replace
-
 from torch import Tensor
 
 import flbench.algorithms as fl
@@ -42,60 +40,39 @@ class FedRep(FedPer):
         "ICML 2021",
     )
 
+    def requires(self) -> list[str]:
+        said = super().requires()
+        if self.head_epochs() < 1:
+            said.append(
+                "`train.local_epochs` must be larger than 1: the body is trained in the last epoch,"
+                " and the head in those before it. Raise it, or set `algorithm.head_epochs`."
+            )
+        return said
+
+    def program(self, state: fl.State) -> fl.LocalProgram:
+        keeps, sends = self.split()
+        phases = [self.head_phase(self.head_epochs())]
+        if self.shared():
+            phases.append(self.phase(*self.terms(), train=self.shared(), epochs=1))
+        # With train.batchnorm=drop the head phase would use the statistics of the seeded net.
+        return fl.LocalProgram((*reestimate_batchnorm(self.setting), *phases), keeps, sends)
+
     def head_epochs(self) -> int:
         """Return the epochs of the head in a round."""
         said, rest = self.config.head_epochs, self.setting.train.local_epochs
         return rest - bool(self.shared()) if said is None else said
 
-    def requires(self) -> list[str]:
-        said = super().requires()
-        if self.head_epochs() < 1:
-            said.append(
-                "`train.local_epochs` must be larger than 1, got"
-                f" {self.setting.train.local_epochs}: the body is trained in the last epoch, and"
-                " the head in those before it. Raise it, or set `algorithm.head_epochs`."
-            )
-        personal = self.personal() & set(self.setting.net.parameters)
-        # With a frozen body, a client trains its head alone.
-        if not personal or not (self.shared() or self.setting.net.fixed):
-            said.append(
-                "the net must have personal and shared layers, because each kind is trained in a"
-                f" phase of its own; got {len(personal)} personal parameters of"
-                f" {len(self.setting.net.parameters)}. Change `algorithm.layers` or `model.name`."
-            )
-        return said
-
     def shared(self) -> frozenset[str]:
         """Return the names of the trained parameters that all clients share."""
         return frozenset(self.setting.net.parameters) - self.personal()
 
-    def notes(self) -> list[str]:
-        head = self.head_epochs()
-        if not self.shared():
-            return ["fedrep: the body is frozen, so that nothing is sent and heads alone train."]
-        if head + 1 == self.setting.train.local_epochs:
-            return []
-        return [
-            f"fedrep: a client trains {head} + 1 epochs in a round; with other methods it"
-            f" trains train.local_epochs={self.setting.train.local_epochs}."
-        ]
-
-    def program(self, state: fl.State) -> fl.LocalProgram:
-        keeps, sends = self.split()
-        shared, phases = self.shared(), [self.head_phase(self.head_epochs())]
-        if shared:
-            phases.append(self.phase(*self.terms(), train=shared, epochs=1))
-        # With train.batchnorm=drop the head phase would use the statistics of the seeded net.
-        return fl.LocalProgram((*reestimate_batchnorm(self.setting), *phases), keeps, sends)
-
-    def weights(self, results: fl.Results) -> Tensor:
-        """Return the weight of each client of the cohort, 0 if its body took no step."""
-        return weights_of_trained(super().weights(results), self.setting, results)
+    def head_phase(self, epochs: int) -> fl.Phase:
+        """Return a phase that trains the personal layers only, under constant statistics."""
+        return self.phase(*self.terms(), train=self.personal(), epochs=epochs, batchnorm="eval")
 
     def tuning(self) -> fl.Phase:
         return self.head_phase(self.config.finetune_epochs)
 
-    def head_phase(self, epochs: int) -> fl.Phase:
-        """Return a phase that trains the personal layers only, under constant statistics."""
-        phase = self.phase(*self.terms(), train=self.personal(), epochs=epochs)
-        return replace(phase, batchnorm="eval")
+    def weights(self, results: fl.Results) -> Tensor:
+        """Return the weight of each client of the cohort, 0 if its body took no step."""
+        return weights_of_trained(super().weights(results), self.setting, results)

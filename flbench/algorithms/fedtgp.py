@@ -6,15 +6,14 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared import prototypes
-from flbench.losses import CrossEntropy, PrototypeL2
+from flbench.algorithms.fedproto import FedProto
 from flbench.losses.cross_entropy import cross_entropies
 
 PSI = ("tgp.embedding", "tgp.in.weight", "tgp.in.bias", "tgp.out.weight", "tgp.out.bias")
 
 
 @fl.ALGORITHMS.register("fedtgp")
-class FedTGP(fl.Algorithm):
+class FedTGP(FedProto):
     """Clients upload class prototypes; the server trains prototypes that keep them apart.
 
     As in FedProto, every client has its own model. Client i (z: features of D numbers, y: labels,
@@ -44,7 +43,7 @@ class FedTGP(fl.Algorithm):
     client that took no optimizer step uploads nothing that counts.
     """
 
-    class Config(fl.AlgorithmConfig):
+    class Config(FedProto.Config):
         """Keys of FedTGP."""
 
         lam: float = Field(
@@ -70,41 +69,14 @@ class FedTGP(fl.Algorithm):
         "Zhang, Liu, Hua, Cao",
         "AAAI 2024 (arXiv 2401.03230)",
     )
-    communication = fl.Communication(
-        down="C prototypes of D features, C flags",
-        up="D features, a count and an id per held class",
-        keeps="all weights w, prototypes, counts",
-    )
-
-    def personal(self) -> frozenset[str]:
-        return self.setting.net.names("all")
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
-        keeps, _ = self.split()
-        table, bank = prototypes.empty(self.setting, start)
+        server, clients = super().init(start)
         c, d = self.setting.classes, self.setting.net.features
         rng, width = fl.generator(self.setting.seed, "method"), max(1, d) ** -0.5
         psi = [rng.normal(size=(c, d))]  # PyTorch's distributions of an Embedding and of a Linear
         psi += [rng.uniform(-width, width, shape) for shape in ((d, d), (d,), (d, d), (d,))]
-        server = table | dict(zip(PSI, map(torch.from_numpy, psi), strict=True))
-        return server, fl.repeat(fl.only(start, keeps) | bank, self.setting.clients)
-
-    # Client
-
-    def program(self, state: fl.State) -> fl.LocalProgram:
-        train = self.phase(CrossEntropy(), PrototypeL2(weight=self.config.lam))
-        collect = prototypes.collect(self.setting)
-        return fl.LocalProgram(
-            steps=(train, *collect),
-            keeps=self.split()[0] | {"prototypes", "counts"},
-            sends=prototypes.LEAVES,
-            masks=prototypes.MASKS,
-        )
-
-    # Server
-
-    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        return fl.Dispatch(prototypes.table(state.server))
+        return server | dict(zip(PSI, map(torch.from_numpy, psi), strict=True)), clients
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         bank, counts = results.sent.values["prototypes"], results.sent.values["counts"]
@@ -145,13 +117,6 @@ class FedTGP(fl.Algorithm):
                 slope = gradient(psi, points[batch], y[batch], margin)
                 psi = {name: value - rate * slope[name] for name, value in psi.items()}
         return psi, float(margin_loss(psi, points, y, margin))
-
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
-        return prototypes.learned(state)
-
-    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        rules = prototypes.rules(self.setting, self.dispatch(state, ids))
-        return {"personal": rules.pop("proto")} | rules
 
 
 def generated(psi: fl.Tree) -> Tensor:

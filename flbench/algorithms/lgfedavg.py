@@ -62,14 +62,6 @@ class LGFedAvg(fl.Algorithm):
         down="last layers (head)", up="last layers (head)", keeps="lower layers (body)"
     )
 
-    def personal(self) -> frozenset[str]:
-        net, count = self.setting.net, self.config.layers
-        if count is None:
-            return net.names("backbone")
-        blocks = self.blocks()
-        lower = blocks[: max(0, len(blocks) - count)]
-        return frozenset(leaf for block in lower for layer in block for leaf in layer.leaves)
-
     def blocks(self) -> list[list[fl.LayerSpec]]:
         """Return the layers in order, each together with the normalizations that follow it."""
         blocks: list[list[fl.LayerSpec]] = []
@@ -80,8 +72,15 @@ class LGFedAvg(fl.Algorithm):
                 blocks.append([layer])
         return blocks
 
+    def personal(self) -> frozenset[str]:
+        net, count = self.setting.net, self.config.layers
+        if count is None:
+            return net.names("backbone")
+        blocks = self.blocks()
+        lower = blocks[: max(0, len(blocks) - count)]
+        return frozenset(leaf for block in lower for layer in block for leaf in layer.leaves)
+
     def requires(self) -> list[str]:
-        """Return a sentence if `algorithm.layers` exceeds the number of layers of the net."""
         wanted, there = self.config.layers or 0, len(self.blocks())
         if wanted <= there:
             return []
@@ -89,6 +88,8 @@ class LGFedAvg(fl.Algorithm):
             f"`algorithm.layers` must be in [0, {there}], got {wanted}: the net has {there} layers,"
             " normalizations not counted."
         ]
+
+    # The warm-up
 
     def stages(self) -> tuple[fl.Stage, ...]:
         rounds = self.setting.rounds
@@ -100,46 +101,36 @@ class LGFedAvg(fl.Algorithm):
         """Return whether the next round is one of FedAvg."""
         return self.stages()[state.stage].name == "fedavg"
 
-    def lower(self) -> frozenset[str]:
-        """Return the leaves that a warm-up averages and that clients keep afterwards."""
-        policy_keeps = (
-            self.setting.net.statistics if self.setting.train.batchnorm == "local" else ()
-        )
-        return self.split()[0].difference(policy_keeps)
+    @property
+    def fedavg(self) -> fl.Algorithm:
+        """The method of the warm-up."""
+        return fl.Algorithm(self.config, self.setting)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         if self.stages()[0].name == "fedavg":
-            server = fl.only(start, server.keys() | self.lower())
+            server, _ = self.fedavg.init(start)
             server[OWNS] = torch.zeros(self.setting.clients, dtype=torch.bool)
         return server, clients
 
     def program(self, state: fl.State) -> fl.LocalProgram:
-        program = super().program(state)
-        if not self.is_warmup(state):
-            return program
-        return replace(
-            program, keeps=program.keeps - self.lower(), sends=program.sends | self.lower()
-        )
+        return self.fedavg.program(state) if self.is_warmup(state) else super().program(state)
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        if OWNS not in state.server or state.is_initial:
-            return super().dispatch(state, ids)
-        shared = fl.only(state.server, self.split()[1])
-        lower = fl.only(state.server, self.lower())
         if self.is_warmup(state):
-            return fl.Dispatch(fl.Message(shared | lower))
+            return self.fedavg.dispatch(state, ids)
+        dispatch = super().dispatch(state, ids)
+        if OWNS not in state.server or state.is_initial:
+            return dispatch
+        lower = fl.only(state.server, self.split()[0])
         new = ~state.server[OWNS][ids]  # [K], clients without lower layers of their own
         rows = fl.Message(fl.repeat(lower, len(ids)), dict.fromkeys(lower, new))
-        return fl.Dispatch(fl.Message(shared), rows)
+        return replace(dispatch, rows=rows)
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        if OWNS not in state.server:
-            return super().aggregate(state, results)
         if self.is_warmup(state):
-            sends = self.program(state).sends
-            return fl.Update(
-                fl.weighted_mean(fl.only(results.sent.values, sends), self.weights(results))
-            )
-        owns = state.server[OWNS].index_fill(0, results.ids, True)
-        return fl.Update(self.mean(results) | {OWNS: owns})
+            return self.fedavg.aggregate(state, results)
+        update = super().aggregate(state, results)
+        if OWNS in state.server:
+            update.server[OWNS] = state.server[OWNS].index_fill(0, results.ids, True)
+        return update

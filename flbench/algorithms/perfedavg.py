@@ -1,6 +1,6 @@
 """Per-FedAvg: a global model from which one gradient step personalizes (Fallah et al., 2020)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -69,23 +69,17 @@ class PerFedAvg(fl.Algorithm):
     needs = (fl.PLAIN_SGD,)
 
     def notes(self) -> list[str]:
-        said = []
-        if self.setting.net.statistics:
-            said.append(
-                "perfedavg: BatchNorm statistics are updated at several points in each step and"
-                " belong to no single model; model.norm=group has none."
-            )
-        if self.config.alpha == 0:
-            said.append("perfedavg: algorithm.alpha=0 makes no personalizing step.")
-        return said
+        if not self.setting.net.statistics:
+            return []
+        return [
+            "perfedavg: BatchNorm statistics are updated at several points in each step and belong"
+            " to no single model; model.norm=group has none."
+        ]
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         c = self.config
-        train = replace(
-            self.phase(*self.terms()),
-            gradient=MetaGradient(c.version, c.alpha, c.delta),
-        )
-        return fl.LocalProgram((train,), *self.split())
+        gradient = fl.bind(meta_gradient, c.alpha, c.delta if c.version == "hessian_free" else None)
+        return fl.LocalProgram((self.phase(*self.terms(), gradient=gradient),), *self.split())
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
@@ -95,45 +89,27 @@ class PerFedAvg(fl.Algorithm):
 
     def adaptation(self, state: fl.State) -> fl.Phase:
         """Return the personalizing step before an evaluation of the state."""
-        c, setting = self.config, self.setting
+        setting = self.setting
         # The learning rate of an evaluation is scaled as in the round before it; alpha is not.
         factor = setting.train.schedule.lr_factor(max(0, state.round - 1), setting.rounds)
-        phase = replace(
-            self.phase(*self.terms()), optimizer=fl.OptimizerConfig(lr=c.alpha / factor)
-        )
-        return replace(phase, clip=None, epochs=None, steps=1)
+        sgd = fl.OptimizerConfig(lr=self.config.alpha / factor)
+        return self.phase(*self.terms(), optimizer=sgd, clip=None, steps=1)
 
 
-@dataclass(frozen=True)
-class MetaGradient:
-    """Gradient hook: the gradient of the loss after one personalizing step, with respect to w.
+def meta_gradient(
+    context: fl.Context, grad: fl.GradFn, alpha: float, delta: float | None
+) -> fl.Tree:
+    """Return g' of a batch, or g' - alpha h if delta, the step for h, is not None."""
+    trained, count = context.trained, 2 if delta is None else 3
+    inner, outer, *rest = (part(context.batch, k, count) for k in range(count))
 
-    Attributes:
-        version: `first_order` leaves the Hessian out, `hessian_free` approximates its product with
-            the gradient.
-        alpha: Length of the personalizing step.
-        delta: Step of the difference of gradients.
-    """
-
-    version: Literal["first_order", "hessian_free"]
-    alpha: float
-    delta: float
-
-    def __call__(self, context: fl.Context, grad: fl.GradFn) -> fl.Tree:
-        """Return g', or g' - alpha h with the Hessian."""
-        trained = context.trained
-        count = 2 if self.version == "first_order" else 3
-        inner, outer, *rest = (part(context.batch, k, count) for k in range(count))
-
-        first = grad(trained, inner)
-        g = grad({n: w - self.alpha * first[n] for n, w in trained.items()}, outer)  # at u
-        if self.version == "first_order":
-            return g
-
-        delta = self.delta
-        plus = grad({n: w + delta * g[n] for n, w in trained.items()}, rest[0])
-        minus = grad({n: w - delta * g[n] for n, w in trained.items()}, rest[0])
-        return {n: v - self.alpha * (plus[n] - minus[n]) / (2 * delta) for n, v in g.items()}
+    first = grad(trained, inner)
+    g = grad({n: w - alpha * first[n] for n, w in trained.items()}, outer)  # at u
+    if delta is None:
+        return g
+    plus = grad({n: w + delta * g[n] for n, w in trained.items()}, rest[0])
+    minus = grad({n: w - delta * g[n] for n, w in trained.items()}, rest[0])
+    return {n: v - alpha * (plus[n] - minus[n]) / (2 * delta) for n, v in g.items()}
 
 
 def part(batch: fl.Batch, k: int, count: int) -> fl.Batch:

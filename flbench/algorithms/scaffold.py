@@ -1,13 +1,11 @@
 """SCAFFOLD: control variates against the drift of local steps (Karimireddy et al., ICML 2020)."""
 
-from dataclasses import dataclass
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.prefixes import prefixed_names
+from flbench.algorithms.shared.second import Second
 from flbench.losses import CrossEntropy, Linear
 
 # Prefixes of control variates, one per parameter
@@ -56,22 +54,22 @@ class Scaffold(fl.Algorithm):
     )
     needs = (fl.PLAIN_SGD, fl.KNOWN_RATE)
 
-    def notes(self) -> list[str]:
-        """Return a note about the gradients in c_i if `train.clip` is set; otherwise no note."""
-        if self.setting.train.clip is None:
-            return []
-        return [
-            "scaffold: train.clip limits the norm of the corrected gradient, so c_i is a mean of"
-            " gradients with a limited norm."
-        ]
+    @property
+    def own(self) -> Second:
+        """c_i, the client's control variates."""
+        return Second(OWN, self.setting.net.parameters)
+
+    @property
+    def change(self) -> Second:
+        """dc_i, their change in a round."""
+        return Second(CHANGE, self.setting.net.parameters)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         zeros = {n: torch.zeros_like(start[n]) for n in self.setting.net.parameters}
         # c is a sum over all rounds, so it is stored in float64.
         server |= {ALL + name: value.double() for name, value in zeros.items()}
-        own = {OWN + name: value for name, value in zeros.items()}
-        return server, clients | fl.repeat(own, self.setting.clients)
+        return server, clients | fl.repeat(self.own.start(zeros), self.setting.clients)
 
     def terms(self) -> tuple[fl.LossTerm, ...]:
         names = self.setting.net.parameters
@@ -79,12 +77,11 @@ class Scaffold(fl.Algorithm):
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
-        names = self.setting.net.parameters
-        return fl.LocalProgram(
-            (self.phase(*self.terms()), fl.Transform(MoveControl(names))),
-            keeps | prefixed_names(OWN, names),
-            sends | prefixed_names(CHANGE, names),
+        steps = (
+            self.phase(*self.terms()),
+            fl.Transform(fl.bind(move, self.setting.net.parameters)),
         )
+        return fl.LocalProgram(steps, keeps | self.own.leaves, sends | self.change.leaves)
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         net = super().dispatch(state, ids).shared.values
@@ -106,9 +103,8 @@ class Scaffold(fl.Algorithm):
         share = float(weights.sum()) / total
 
         # c <- c + |S|/N mean(dc_i)
-        changes = fl.only(results.sent.values, prefixed_names(CHANGE, names))
-        change = fl.weighted_mean(changes, weights)
-        c = {ALL + n: state.server[ALL + n] + share * change[CHANGE + n].double() for n in names}
+        change = fl.weighted_mean(self.change.of(results.sent.values), weights)
+        c = {ALL + n: state.server[ALL + n] + share * change[n].double() for n in names}
 
         # w <- w + server_lr mean(w_i - w); with server_lr 1 that is the mean itself
         if self.config.server_lr != 1:
@@ -121,25 +117,14 @@ class Scaffold(fl.Algorithm):
         return fl.Update(mean | c, metrics={"control_norm": float(norm)})
 
 
-@dataclass(frozen=True)
-class MoveControl:
-    """dc_i = (w - w_i) / (tau eta) - c, and c_i <- c_i + dc_i; 0 without a step.
-
-    Attributes:
-        names: Names of the parameters.
-    """
-
-    names: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return c_i and dc_i."""
-        length = context.info.steps * context.info.lr  # tau eta
-        moved = length > 0
-        changed: fl.Tree = {}
-        for name in self.names:
-            gradient = (context.start[name] - context.leaves[name]) / torch.where(
-                moved, length, 1.0
-            )
-            dc = torch.where(moved, gradient - context.ctx[ALL + name], 0.0)
-            changed |= {CHANGE + name: dc, OWN + name: context.leaves[OWN + name] + dc}
-        return changed
+def move(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
+    """Return dc_i = (w - w_i) / (tau eta) - c, and c_i + dc_i; dc_i is 0 without a step."""
+    leaves, start = context.leaves, context.start
+    length = context.info.steps * context.info.lr  # tau eta
+    moved = length > 0
+    changed: fl.Tree = {}
+    for n in names:
+        gradient = (start[n] - leaves[n]) / torch.where(moved, length, 1.0)
+        dc = torch.where(moved, gradient - context.ctx[ALL + n], 0.0)
+        changed |= {CHANGE + n: dc, OWN + n: leaves[OWN + n] + dc}
+    return changed

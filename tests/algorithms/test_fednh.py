@@ -182,17 +182,6 @@ def test_fixed_scale_neither_moves_nor_travels():
     assert learnt["weights_digest"] != fixed["weights_digest"]
 
 
-def test_scale_of_a_resnet_is_noted():
-    def notes(*keys):
-        return [note for note in build("algorithm=fednh", *keys).notes if "fednh:" in note]
-
-    [note] = notes("model.name=resnet18")
-    assert "algorithm.scale=1:" in note
-    assert "algorithm.scale=30 algorithm.learn_scale=false" in note
-    assert not notes("model.name=resnet18", "algorithm.scale=20")
-    assert not notes("model.name=cnn")
-
-
 def test_net_without_body_is_refused():
     with pytest.raises(ConfigError, match=r"model\.name"):
         build("algorithm=fednh", "model.name=logistic")

@@ -181,14 +181,6 @@ def test_other_optimisers_are_refused(keys):
         build("algorithm=scaffold", *(f"train.{key}" for key in keys))
 
 
-def test_clipping_is_noted():
-    def notes(*keys):
-        return [note for note in build("algorithm=scaffold", *keys).notes if "clip" in note]
-
-    assert notes("train.clip=10")
-    assert not notes()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["server_lr=0.5", "agg_weights=samples"])
 def test_every_option_changes_the_models(option):
