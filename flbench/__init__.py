@@ -145,7 +145,7 @@ def __getattr__(name: str) -> Any:
         if find_spec(f"flbench.{name}") is not None:
             return import_module(f"flbench.{name}")
         algorithms = import_module("flbench.algorithms")  # what methods are made of
-        if name in algorithms.__all__:
+        if hasattr(algorithms, name):
             return getattr(algorithms, name)
     raise AttributeError(f"module 'flbench' has no attribute {name!r}")
 

@@ -518,50 +518,21 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
             that share memory between clients.
 
     Raises:
-        ConfigError: `init` returned something else than two trees, with a row for each client.
+        ConfigError: `init` returned a tensor of clients without a row for each client.
     """
-    found = algorithm.init(start)
-    _check_start(found, algorithm)
-    server, clients = found
-    clients = own(clients)
+    server, clients = algorithm.init(start)
+    count = algorithm.setting.clients
+    for name, value in clients.items():
+        if value.shape[:1] != (count,):
+            raise ConfigError(
+                f"{type(algorithm).__name__}.init returned `{name}` {list(value.shape)} in the"
+                f" clients' tree, whose tensors have a row for each of the {count} clients."
+            )
     # The methods of flbench send what they change in `init` by rules of their own.
     is_initial = not is_of_user(algorithm) or all(
-        server[name] is leaf or torch.equal(server[name], leaf)
+        server[name] is leaf or torch.equal(server[name].to(leaf), leaf)
         for name, leaf in start.items()
-        if name in server and _fits(server[name], leaf)
+        if name in server
     )
-    participation_count = torch.zeros(algorithm.setting.clients, dtype=torch.int64)
-    return State(
-        stage=0,
-        stage_round=0,
-        round=0,
-        server=server,
-        clients=clients,
-        participation_count=participation_count,
-        is_initial=is_initial,
-    )
-
-
-def _check_start(found: Any, algorithm: Algorithm) -> None:
-    """Raise a ConfigError if a method's `init` returned no trees of the server and the clients."""
-    what, count = f"{type(algorithm).__name__}.init returned", algorithm.setting.clients
-    trees = found if isinstance(found, tuple | list) else ()
-    if len(trees) != 2 or not all(isinstance(one, dict) for one in trees):
-        raise ConfigError(
-            f"{what} {type(found).__name__}. It must return two dicts of tensors, that of the"
-            " server and that of the clients."
-        )
-    for tree, rows in zip(trees, ([], [count]), strict=True):
-        for name, value in tree.items():
-            shape = list(value.shape) if isinstance(value, Tensor) else None
-            if shape is None or shape[: len(rows)] != rows:
-                got = type(value).__name__ if shape is None else f"{type(value).__name__} {shape}"
-                raise ConfigError(
-                    f"{what} `{name}` as {got}. The server's tensors have any shape, and those of"
-                    f" clients a row for each of the {count} clients."
-                )
-
-
-def _fits(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same shape and type."""
-    return one.shape == other.shape and one.dtype == other.dtype
+    zeros = torch.zeros(count, dtype=torch.int64)
+    return State(0, 0, 0, server, own(clients), zeros, is_initial)

@@ -7,7 +7,7 @@ from torch.nn.functional import layer_norm, linear
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.linear_head import LinearHead, linear_norm
-from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
+from flbench.algorithms.shared.second import Second
 from flbench.losses.cross_entropy import ScoresCrossEntropy
 
 OWN = "own."  # prefix of the personal head; the net's own head is the global one
@@ -80,19 +80,24 @@ class FedCP(fl.Algorithm):
         """The head of the net."""
         return LinearHead.of(self.setting.net)
 
+    @property
+    def own(self) -> Second:
+        """The personal head."""
+        return Second(OWN, self.head.names)
+
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         rng, d = fl.generator(self.setting.seed, "method"), self.setting.net.features
         like = start[self.head.weight]
         policy = linear_norm(rng, "cpn", d, 2 * d, like)
-        own = prefixed(OWN, fl.only(start, self.head.names))
-        return server | policy, clients | fl.repeat(own, self.setting.clients)
+        own = fl.repeat(self.own.start(start), self.setting.clients)
+        return server | policy, clients | own
 
     # Client
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
-        own = prefixed_names(OWN, self.head.names)
+        own = self.own.leaves
         body = frozenset(self.setting.net.parameters) - {*self.head.names}
         terms = (
             ScoresCrossEntropy(scores=fl.bind(noisy_scores, self.head)),

@@ -75,31 +75,6 @@ def _has_linear_head(setting: Setting) -> bool:
     return [one.kind for one in setting.net.layers if head & {*one.leaves}] == ["linear"]
 
 
-def _has_body(setting: Setting) -> bool:
-    return not setting.net.names("head").issuperset(setting.net.parameters)
-
-
-def _has_plain_sgd(setting: Setting) -> bool:
-    optimizer = setting.train.optimizer
-    return optimizer.name == "sgd" and optimizer.momentum == 0
-
-
-def _has_known_rate(setting: Setting) -> bool:
-    return not setting.own_optimizer
-
-
-def _has_adapters(setting: Setting) -> bool:
-    return bool(setting.net.adapters)
-
-
-def _has_few_clients(setting: Setting) -> bool:
-    return setting.clients <= MOST_PAIRED
-
-
-def _has_a_small_cohort(setting: Setting) -> bool:
-    return round(setting.clients * setting.train.participation) <= MOST_PAIRED
-
-
 LINEAR_HEAD: Final = Need(
     "a net whose head is one linear layer (`model.name`, `model.head`)",
     _has_linear_head,
@@ -107,35 +82,35 @@ LINEAR_HEAD: Final = Need(
 )
 BODY: Final = Need(
     "a net with trained layers below its head (`model.name`, `model.freeze`)",
-    _has_body,
+    lambda setting: not setting.net.names("head").issuperset(setting.net.parameters),
     "Choose another net, such as model.name=lenet5.",
 )
 PLAIN_SGD: Final = Need(
     "SGD without momentum, whose steps are gradients times the learning rate",
-    _has_plain_sgd,
+    lambda setting: setting.train.optimizer.name == "sgd" and not setting.train.optimizer.momentum,
     "Set train.optimizer.name=sgd and train.optimizer.momentum=0.",
 )
 KNOWN_RATE: Final = Need(
     "the learning rate `train.optimizer.lr`, which a LightningModule with an optimizer of its own"
     " replaces",
-    _has_known_rate,
+    lambda setting: not setting.own_optimizer,
     "Leave out its `configure_optimizers`, or take another method, such as fedavg or ditto.",
 )
 ADAPTERS: Final = Need(
     "a net with low-rank adapters",
-    _has_adapters,
+    lambda setting: bool(setting.net.adapters),
     "Set their rank, for example `model.lora.rank=8`.",
     ("model.lora.rank=8",),
 )
 PAIRS: Final = Need(
     f"numbers for all pairs of clients, of which there are at most {MOST_PAIRED:,}"
     " (`partition.clients`)",
-    _has_few_clients,
+    lambda setting: setting.clients <= MOST_PAIRED,
     "Choose fewer clients.",
 )
 PAIRS_OF_COHORT: Final = Need(
     f"numbers for all pairs of clients of a round, which has at most {MOST_PAIRED:,}"
     " (`partition.clients`, `train.participation`)",
-    _has_a_small_cohort,
+    lambda setting: setting.clients * setting.train.participation < MOST_PAIRED + 0.5,
     "Choose fewer clients, or fewer in a round.",
 )
