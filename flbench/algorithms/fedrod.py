@@ -8,8 +8,8 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.linear_head import LinearHead
-from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.algorithms.shared.prototypes import CountClasses
+from flbench.algorithms.shared.second import Second
 from flbench.losses.cross_entropy import CrossEntropy, mean_cross_entropy
 from flbench.losses.similarity import full_precision, wide
 
@@ -70,32 +70,36 @@ class FedRoD(fl.Algorithm):
         """The head of the net."""
         return LinearHead.of(self.setting.net)
 
+    @property
+    def own(self) -> Second:
+        """The personal head."""
+        return Second(OWN, self.head.names)
+
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        own = {OWN + name: torch.zeros_like(start[name]) for name in self.head.names}
-        return server, clients | fl.repeat(own, self.setting.clients)
+        zeros = {name: torch.zeros_like(start[name]) for name in self.head.names}
+        return server, clients | fl.repeat(self.own.start(zeros), self.setting.clients)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
-        own = prefixed_names(OWN, self.head.names)
         train = self.phase(
             fl.Term(1.0, fl.bind(balanced_cross_entropy, self.config.gamma)),
             PersonalCrossEntropy(head=self.head),
-            train=frozenset(self.setting.net.parameters) | own,
+            train=self.own.leaves | {*self.setting.net.parameters},
         )
         count = fl.Statistic("held", CountClasses(self.setting.classes))
-        return fl.LocalProgram((count, train), keeps | own, sends)
+        return fl.LocalProgram((count, train), keeps | self.own.leaves, sends)
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
         generic = models.pop("personal")
-        add = fl.LocalProgram((fl.Transform(fl.bind(whole_head, self.head.names)),))
-        return {"personal": replace(generic, program=add), "generic": generic} | models
+        both = replace(generic, weights=fl.bind(whole_head, self.own))
+        return {"personal": both, "generic": generic} | models
 
 
-def whole_head(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
+def whole_head(context: fl.Context, own: Second) -> fl.Tree:
     """Return W + W_i and b + b_i under the names of the net's head."""
-    return {name: context.leaves[name] + context.leaves[OWN + name] for name in names}
+    return {name: context.leaves[name] + value for name, value in own(context).items()}
 
 
 def balanced_cross_entropy(context: fl.Context, gamma: float) -> Tensor:

@@ -115,6 +115,8 @@ def test_deployed_models_have_both_heads_and_the_shared_one():
     evaluator, settings = built.evaluator(print), settings_of(built.algorithm, state)
     found = evaluator.evaluate(state, settings, common=True)
 
+    # Right after local training a program of the deployment would not run.
+    assert built.algorithm.deploy(state, torch.arange(5))["personal"].program is None
     assert set(found.local) == {
         (name, part) for name in ("personal", "generic") for part in ("validation", "test")
     }
