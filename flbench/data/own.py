@@ -142,25 +142,21 @@ class Data:
             name: Name of the data set in tables and folders.
         """
         arrays: Arrays = dict(x) if isinstance(x, Mapping) else _pair(x, y, padding, "train")
+        arrays |= {} if test is None else _pair(test, None, padding, "test")
+        for key, value in (("clients", clients), ("group", group)):
+            _check_order(x, value, f"`{key}`")
+        names = None if classes is None else _in_order(classes)
+        given = {"train_groups": clients, "class_names": names, "vocabulary": vocabulary}
+        arrays |= {key: value for key, value in given.items() if value is not None}
+        for key, value, known in (("layout", layout, LAYOUTS), ("kind", kind, KINDS)):
+            if value not in known:
+                raise DataError(f"`{key}` must be one of {', '.join(known)}, got {value!r}.")
         if unknown := [key for key in arrays if key not in KEYS]:
             hint = did_you_mean(str(unknown[0]), KEYS)
             raise DataError(f"`data` has the key {unknown[0]!r}.{hint} Keys: {', '.join(KEYS)}.")
-        if test is not None:
-            arrays |= _pair(test, None, padding, "test")
-        for key, value in (("clients", clients), ("group", group)):
-            _check_order(x, value, f"`{key}`")
-        if clients is not None:
-            arrays["train_groups"] = clients
-        if classes is not None:
-            arrays["class_names"] = _in_order(classes)
-        if vocabulary is not None:
-            arrays["vocabulary"] = vocabulary
-        for key, chosen, known in (("layout", layout, LAYOUTS), ("kind", kind, KINDS)):
-            if chosen not in known:
-                raise DataError(f"`{key}` must be one of {', '.join(known)}, got {chosen!r}.")
         first = arrays.get("train_images")
         if layout == "auto" and isinstance(first, torch.Tensor) and first.ndim == 4:
-            layout = layout if _has_last_channels(first.shape) else "channels_first"
+            layout = _layout_of(first)
         found = {key: _array(value, f"`data`, `{key}`") for key, value in arrays.items()}
         values = take_targets(found, "`data`", given=targets)
         if values is not None:
@@ -263,18 +259,12 @@ class Data:
                 "`data` are not data with labels. Give arrays as a pair (x, y), a dict of arrays, a"
                 " DataFrame of pandas, data loaders, or a map-style torch Dataset."
             )
-        padding, keys = arguments.get("padding"), dict[str, Any]()
-        arrays: Arrays = {}
-        for part, given in (("train", dataset), ("test", test)):
-            if given is not None:
-                pairs = (given[k] for k in range(len(given)))
-                found, layout = _stacked(pairs, len(given), padding, part)
-                arrays |= found
-                keys = keys or layout
-        classes = getattr(dataset, "classes", None)
-        if isinstance(classes, list | tuple) and all(isinstance(k, str) for k in classes):
-            keys["classes"] = classes or None
-        return cls.from_arrays(arrays, **(keys | arguments))
+        names = getattr(dataset, "classes", None)
+        is_named = isinstance(names, list | tuple) and all(isinstance(k, str) for k in names)
+        keys = {"classes": names or None} if is_named else {}
+        parts = {"train": dataset} if test is None else {"train": dataset, "test": test}
+        pairs = {part: map(given.__getitem__, range(len(given))) for part, given in parts.items()}
+        return cls._of_pairs(pairs, keys | arguments)
 
     @classmethod
     def from_hugging_face(
@@ -305,21 +295,46 @@ class Data:
             if column not in (None, *columns):
                 hint = did_you_mean(str(column), columns)
                 raise DataError(f"`data` has no column `{column}`, which `{key}` names.{hint}")
-        arrays: Arrays = {}
-        keys: dict[str, Any] = {"classes": getattr(features.get(target), "names", None)}
-        for split, part in (("train", "train"), ("validation", "val"), ("test", "test")):
-            if (rows := splits.get(split)) is not None:
-                blocks = (rows[k : k + BLOCK] for k in range(0, len(rows), BLOCK))
-                pairs = (
-                    pair
-                    for block in blocks
-                    for pair in zip(block[source or others[0]], block[target], strict=True)
-                )
-                found, layout = _stacked(pairs, len(rows), arguments.get("padding"), part)
-                arrays, keys = arrays | found, layout | keys
+
+        def pairs_of(rows: Any) -> Iterable[Any]:
+            for k in range(0, len(rows), BLOCK):
+                block = rows[k : k + BLOCK]
+                yield from zip(block[source or others[0]], block[target], strict=True)
+
+        parts = {"train": "train", "validation": "val", "test": "test"}
+        pairs = {parts[split]: pairs_of(splits[split]) for split in parts if split in splits}
+        keys = {"classes": getattr(features.get(target), "names", None)}
         if client is not None:
-            arrays["train_groups"] = splits["train"][:][client]
-        return cls.from_arrays(arrays, **(keys | arguments))
+            keys["clients"] = splits["train"][:][client]
+        return cls._of_pairs(pairs, keys | arguments)
+
+    @classmethod
+    def _of_pairs(cls, parts: Mapping[str, Iterable[Any]], keys: dict[str, Any]) -> "Data":
+        """Return the data of the pairs (sample, label) of `train`, `val` and `test`.
+
+        Args:
+            parts: The pairs.
+            keys: Arguments of `from_arrays`.
+        """
+        arrays: Arrays = {}
+        padding, layout = keys.get("padding"), "auto"
+        for part, pairs in parts.items():
+            samples, labels = list[Any](), list[Any]()
+            for k, pair in enumerate(pairs):
+                if not isinstance(pair, tuple | list) or len(pair) != 2:
+                    raise DataError(
+                        f"`data`: item {k} is not a pair (sample, label), but"
+                        f" {type(pair).__name__}. Wrap the data set so that it returns pairs."
+                    )
+                samples.append(_array(pair[0], f"`data`, item {k}"))
+                label = _array(pair[1], f"`data`, the label of item {k}")
+                labels.append(label.reshape(()) if label.size == 1 else label)
+                if k == 0 and samples[0].ndim == 3:
+                    layout = _layout_of(pair[0])
+            ragged = None if padding is None else tokens.padded(samples, padding, "`data`")
+            x = _array(samples, "`data`, samples") if ragged is None else ragged
+            arrays |= {f"{part}_images": x, f"{part}_labels": _array(labels, "`data`, labels")}
+        return cls.from_arrays(arrays, **({"layout": layout} | keys))
 
     @classmethod
     def from_loaders(cls, value: Any, **arguments: Any) -> "Data":
@@ -391,51 +406,6 @@ def _pair(x: Any, y: Any, padding: int | None, part: str) -> Arrays:
     return {f"{part}_images": x, f"{part}_labels": y}
 
 
-def _stacked(
-    pairs: Iterable[Any], count: int, padding: int | None, part: str
-) -> tuple[Arrays, dict[str, Any]]:
-    """Return pairs (sample, label), written one by one into one array, and their layout if known.
-
-    Args:
-        pairs: The pairs.
-        count: Their number.
-        padding: Token id that fills up shorter sequences; None if all have one shape.
-        part: `train`, `val` or `test`.
-    """
-    x: NDArray[Any] = np.empty(0)
-    labels: list[NDArray[Any]] = []
-    sequences: list[NDArray[Any]] = []
-    layout: dict[str, Any] = {}
-    for k, pair in enumerate(pairs):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise DataError(
-                f"`data`: item {k} is not a pair (sample, label), but {type(pair).__name__}. Wrap"
-                " the data set so that it returns pairs."
-            )
-        sample = _array(pair[0], f"`data`, item {k}")
-        if k == 0:
-            x = np.empty((count if padding is None else 0, *sample.shape), dtype=sample.dtype)
-            if _is_image(pair[0]) and sample.ndim == 3:
-                layout["layout"] = "channels_last"
-            elif isinstance(pair[0], torch.Tensor) and sample.ndim == 3:
-                is_last = _has_last_channels(sample.shape)
-                layout |= {} if is_last else {"layout": "channels_first"}
-        if padding is not None:
-            sequences.append(sample)
-        elif (sample.shape, sample.dtype) != (x.shape[1:], x.dtype):
-            raise DataError(
-                f"`data`: item {k} has the shape {list(sample.shape)} and type {sample.dtype}, but"
-                f" item 0 {list(x.shape[1:])} and {x.dtype}. Bring all samples to one shape and"
-                " type; for tokens, `padding` fills up shorter sequences."
-            )
-        else:
-            x[k] = sample
-        label = _array(pair[1], f"`data`, the label of item {k}")
-        labels.append(label.reshape(()) if label.size == 1 else label)
-    x = x if padding is None else tokens.padded(sequences, padding, "`data`")
-    return {f"{part}_images": x, f"{part}_labels": _array(labels, "`data`, labels")}, layout
-
-
 def _in_order(classes: Any) -> list[Any]:
     """Return names of classes in the order of their numbers."""
     if isinstance(classes, Mapping):  # {0: "cat"}, or {"cat": 0} as `class_to_idx` of torchvision
@@ -443,8 +413,8 @@ def _in_order(classes: Any) -> list[Any]:
         classes = [names.get(n) for n in range(len(names))]
     if not isinstance(classes, Sequence | np.ndarray) or isinstance(classes, str):
         raise DataError(
-            f"`classes` is of type {type(classes).__name__}, got {shortened(repr(classes), 100)}."
-            " Give the names of the classes as a list, in the order of their numbers 0, 1, ..."
+            f"`classes` must be a list of names, in the order of their numbers 0, 1, ..., got"
+            f" {shortened(repr(classes), 100)}."
         )
     return list(classes)
 
@@ -456,9 +426,12 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _has_last_channels(shape: Sequence[int]) -> bool:
-    """Return whether only the last of the axes [..., ., ., .] can be that of 1 or 3 channels."""
-    return shape[-1] in npz_files.CHANNELS and shape[-3] not in npz_files.CHANNELS
+def _layout_of(images: Any) -> str:
+    """Return where channels are: first in tensors, if they can be, and last in images of Pillow."""
+    if isinstance(images, torch.Tensor):
+        last, first = (images.shape[k] in npz_files.CHANNELS for k in (-1, -3))
+        return "auto" if last and not first else "channels_first"
+    return "channels_last" if _is_image(images) else "auto"
 
 
 def _check_order(x: Any, other: Any, what: str) -> None:
@@ -476,8 +449,7 @@ def _check_order(x: Any, other: Any, what: str) -> None:
     ):
         raise DataError(
             f"{what} has the rows of `x` in another order, by their indices. Bring both to one"
-            " order, for example by y.loc[x.index]; or reset both indices (reset_index(drop=True))"
-            " if the positions are right."
+            " order, such as by y.loc[x.index]; or reset both indices if the positions are right."
         )
 
 
@@ -493,24 +465,21 @@ def _array(value: Any, what: str = "`data`") -> NDArray[Any]:
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu()
             value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-        if isinstance(value, list | tuple) and any(map(_is_special, value)):
-            value = [_array(item, what) for item in value]
+        if isinstance(value, list | tuple):
+            kinds = (torch.Tensor, np.ma.MaskedArray)  # NumPy does not read them as this does
+            is_special = any(isinstance(one, kinds) or _is_image(one) for one in value)
+            value = [_array(one, what) for one in value] if is_special else value
         return np.asarray(images.as_seen(value) if _is_image(value) else value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(
             f"{what}: {type(value).__name__} is not an array ({error}). Bring all samples to one"
-            " shape, and tensors to dense ones."
+            " shape (for tokens, `padding` fills up shorter ones), and tensors to dense ones."
         ) from error
 
 
 def _is_image(value: Any) -> bool:
     """Return whether an object is an image of Pillow."""
     return type(value).__module__.startswith("PIL.")
-
-
-def _is_special(value: Any) -> bool:
-    """Return whether NumPy would not read an entry of a list as `_array` does."""
-    return isinstance(value, torch.Tensor | np.ma.MaskedArray) or _is_image(value)
 
 
 def _is_hugging_face(value: Any) -> bool:

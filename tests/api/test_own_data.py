@@ -191,7 +191,7 @@ WRONG = [
     ("labels", lambda: fl.Data(X)),
     ("300 .*5 ", lambda: fl.Data(X, Y[:5])),
     ("'images'", lambda: fl.Data({"images": X})),
-    ("item 1 .*4, 8", lambda: fl.Data(Pairs([(X[0], 0), (X[0, :4], 1)]))),
+    ("samples.*shape", lambda: fl.Data(Pairs([(X[0], 0), (X[0, :4], 1)]))),
     ("item 0", lambda: fl.Data(Pairs([X[0], X[1]]))),
     ("labels", lambda: fl.Data(Pairs([(X[0], 0), (X[1], [0, 1])]))),
     ("labels", lambda: fl.Data(Stream())),
