@@ -29,9 +29,9 @@ class Slapfl(fl.Algorithm):
         M'_i   = the layers M'_ik together                          (eq. 4)
 
     Readings. Eq. 3 is printed without a layer index, while text and algorithm say that it applies
-    per layer. "The fully connected layer" is every linear layer (`last_only`). The
-    weight and the bias of a layer form one vector. BatchNorm is a layer of its own; its statistics
-    are mixed with the weights a of its scale and shift.
+    per layer. "The fully connected layer" is every linear layer (`last_only`). The weight and the
+    bias of a layer form one vector. BatchNorm is a layer of its own; its statistics are mixed with
+    the weights a of its scale and shift.
 
     By the paper's names for the models, its accuracies are those of M_i, the model that a client
     has just trained. Here a client is evaluated with its mixed base M'_i and its own linear layers,
@@ -94,45 +94,30 @@ class Slapfl(fl.Algorithm):
         keeps, _ = self.split()
         return {}, fl.repeat(fl.only(start, keeps), self.setting.clients)
 
-    # Client: cross entropy on all weights, as the base class has it.
-
-    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        """Send nothing: a client receives its mixed base as the reply to its upload."""
-        return fl.Dispatch()
+    # Client: cross entropy on all weights, as the base class has it. Nothing is sent down: a client
+    # receives its mixed base as the reply to its upload.
 
     # Server
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        """Mix each layer of the base for each client of the round (eq. 2-4)."""
-        base = fl.only(results.sent.values, self.base())  # [K, ...] each
-
-        mixed: fl.Tree = {}
-        cosines = []
-        for layer in self.layers():
-            vectors = self.compared(fl.only(base, layer))
-            cosine = pairwise_cosines(vectors, vectors).fill_diagonal_(1.0)  # eq. 2, [K, K]
-            weights = self.shares(cosine, results)  # a_ij, [K, K]
-            mixed |= mix(fl.only(base, layer), weights)  # eq. 3
+        """Mix each layer of the base for each client of the round."""
+        sent, mixed, cosines = results.sent.values, fl.Message(), []
+        for layer, names in self.layers():
+            # Statistics are compared only in a layer that has no parameters.
+            compared = names or [n for n in layer if sent[n].is_floating_point()]
+            cosine = pairwise_cosines(sent, compared).fill_diagonal_(1.0)  # eq. 2, [K, K]
+            mixed.values.update(mix(fl.only(sent, layer), self.shares(cosine, results)))  # eq. 3-4
             cosines.append(cosine)
 
-        return fl.Update(reply=fl.Message(mixed), metrics=cosine_metric(torch.stack(cosines)))
+        between = torch.stack(cosines)[:, ~torch.eye(len(results.ids), dtype=torch.bool)]
+        metrics = {"cosine_mean": float(between.mean())} if between.numel() else {}
+        return fl.Update(reply=mixed, metrics=metrics)
 
-    def layers(self) -> list[list[str]]:
-        """Return the leaves of each base layer."""
-        base = self.base()
-        layers = [
-            [leaf for leaf in layer.leaves if leaf in base] for layer in self.setting.net.layers
-        ]
-        return [layer for layer in layers if layer]
-
-    def compared(self, layer: fl.Tree) -> fl.Tree:
-        """Return the leaves of a layer of which eq. 2 takes the cosines, [K, ...] each.
-
-        Weight and bias form one vector together. BatchNorm statistics are compared only in a layer
-        that has no parameters.
-        """
-        parameters = fl.only(layer, self.setting.net.parameters)
-        return parameters or {n: value for n, value in layer.items() if value.is_floating_point()}
+    def layers(self) -> list[tuple[list[str], list[str]]]:
+        """Return the leaves of each base layer, and those of them that are parameters."""
+        base, parameters = self.base(), self.setting.net.parameters
+        layers = [[n for n in layer.leaves if n in base] for layer in self.setting.net.layers]
+        return [(layer, [n for n in layer if n in parameters]) for layer in layers if layer]
 
     def shares(self, cosine: Tensor, results: fl.Results) -> Tensor:
         """Return the weights a_ij of eq. 3.
@@ -155,32 +140,17 @@ class Slapfl(fl.Algorithm):
 
     def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
         """Return how similar the clients are in each layer of the base."""
-        means, names = [], []
-        for layer in self.layers():
-            vectors = fl.only(state.clients, self.setting.net.parameters)
-            own = [name for name in layer if name in vectors]
-            if own:
-                cosine = pairwise_cosines(vectors, own).fill_diagonal_(0.0)  # [N, N]
-                means.append(cosine.sum(dim=1) / max(1, len(cosine) - 1))
-                names.append(own[0].rpartition(".")[0])
+        means = {}
+        for _, names in self.layers():
+            if names:
+                cosine = pairwise_cosines(state.clients, names).fill_diagonal_(0.0)  # [N, N]
+                means[names[0].rpartition(".")[0]] = cosine.sum(dim=1) / max(1, len(cosine) - 1)
         table = fl.LearnedTable(
             "cosines by layer",
             "Mean cosine of each client's layer with that layer of the other clients, after the"
             " last mixing.",
-            torch.stack(means, dim=1),
+            torch.stack([*means.values()], dim=1),
             columns="layer",
-            labels=tuple(names),
+            labels=tuple(means),
         )
         return (table,)
-
-
-def cosine_metric(cosines: Tensor) -> dict[str, float]:
-    """Return the metric `cosine_mean`, or nothing for a cohort of one client.
-
-    Args:
-        cosines: [L, K, K] cosines of L layers between K clients. The metric is the mean over layers
-            and pairs of different clients, in [-1, 1].
-    """
-    different = ~torch.eye(cosines.shape[1], dtype=torch.bool)
-    between = cosines[:, different]  # [L, K (K - 1)]
-    return {"cosine_mean": float(between.mean())} if between.numel() else {}
