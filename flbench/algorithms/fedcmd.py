@@ -45,9 +45,8 @@ class FedCmd(LayerElection):
 
     Deviations and readings. Batches vote in eval mode, with the weights before the optimizer step.
     Among layers with equally many votes the second one wins, as in the authors' code, then the
-    lowest.
-    The paper and the authors' code differ on the means: here they run over the clients of the
-    round, with cosines of the weights of l* (not of their changes); `behind=mean` averages all
+    lowest. The paper and the authors' code differ on the means: here they run over the clients of
+    the round, with cosines of the weights of l* (not of their changes); `behind=mean` averages all
     layers but l* alike. Only the clients of the round receive mixed layers, as the reply to their
     upload. Phase 2 starts with the model of phase 1, l* included, which a client receives when it
     first participates in phase 2.
@@ -90,7 +89,7 @@ class FedCmd(LayerElection):
             "participated": torch.zeros(self.setting.clients, dtype=torch.bool),  # [N] in phase 2
         }
         # Any candidate may become l*, so clients have room for the first one and all behind it.
-        late = self._from(self.layers[0]) & shared
+        late = shared & leaves_from(self.layers[0], self.setting.net)
         return server, fl.repeat(fl.only(start, local | late), self.setting.clients)
 
     def personal_layer(self, state: fl.State) -> fl.LayerSpec:
@@ -100,23 +99,13 @@ class FedCmd(LayerElection):
             return self.layers[-1]
         return self.layers[int(majority(votes))]
 
-    def _from(self, layer: fl.LayerSpec) -> frozenset[str]:
-        """Return the leaves of this layer and of all layers behind it."""
-        layers = self.setting.net.layers
-        late = layers[layers.index(layer) :]
-        return frozenset(leaf for one in late for leaf in one.leaves)
-
-    def _own(self, state: fl.State) -> frozenset[str]:
-        """Return the leaves of l*."""
+    def parts(self, state: fl.State) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the leaves of l*, and those behind it that are mixed for each client."""
         _, shared = self.split()
-        return frozenset(self.personal_layer(state).leaves) & shared
-
-    def _behind(self, state: fl.State) -> frozenset[str]:
-        """Return the leaves behind l*, which are mixed for each client; none with behind=mean."""
-        if self.config.behind == "mean":
-            return frozenset()
-        _, shared = self.split()
-        return (self._from(self.personal_layer(state)) & shared) - self._own(state)
+        layer = self.personal_layer(state)
+        own = shared & {*layer.leaves}
+        behind = (shared & leaves_from(layer, self.setting.net)) - own
+        return own, frozenset() if self.config.behind == "mean" else behind
 
     # Client
 
@@ -125,10 +114,10 @@ class FedCmd(LayerElection):
         train = self.phase(*self.terms())
         if not self.voting(state):
             # l* is sent too: its cosines are the weights of the layers behind it.
-            return fl.LocalProgram((train,), local | self._own(state) | self._behind(state), shared)
+            return fl.LocalProgram((train,), local.union(*self.parts(state)), shared)
 
         names = tuple(layer.name for layer in self.layers)
-        votes = fl.Statistic("layer", fl.bind(batch_vote, names), finish=vote_of_client)
+        votes = fl.Statistic("layer", fl.bind(batch_vote, names))
         train = replace(train, record=(votes,))
         return fl.LocalProgram((train, fl.Transform(write_vote)), local, shared | {"vote"})
 
@@ -140,11 +129,11 @@ class FedCmd(LayerElection):
             return sent
 
         # Phase 2: all layers before l*. A client that is new in phase 2 also receives the others.
-        kept = self._own(state) | self._behind(state)
+        own, behind = self.parts(state)
         values = sent.shared.values
-        rows = fl.repeat(fl.only(values, kept), len(ids))
+        rows = fl.repeat(fl.only(values, own | behind), len(ids))
         new = ~state.server["participated"][ids]  # [K]
-        shared = fl.only(values, values.keys() - kept)
+        shared = fl.only(values, values.keys() - rows.keys())
         return fl.Dispatch(fl.Message(shared), fl.Message(rows, dict.fromkeys(rows, new)))
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
@@ -155,7 +144,7 @@ class FedCmd(LayerElection):
             votes = state.server["votes"] + cast.bincount(minlength=len(self.layers)).int()
             return fl.Update(mean | {"votes": votes}, metrics=self.by_layer("votes", cast))
 
-        own, behind = self._own(state), self._behind(state)
+        own, behind = self.parts(state)
         server = fl.only(mean, mean.keys() - own - behind)
         server["participated"] = state.server["participated"].index_fill(0, results.ids, True)
         if not behind or not bool(trained.any()):
@@ -184,6 +173,12 @@ class FedCmd(LayerElection):
         if self.voting(state):
             return super().deploy(state, ids)
         return {"personal": fl.Deployment(self.dispatch(state, ids))}
+
+
+def leaves_from(layer: fl.LayerSpec, net: fl.NetSpec) -> frozenset[str]:
+    """Return the leaves of a layer and of all layers behind it."""
+    late = net.layers[net.layers.index(layer) :]
+    return frozenset(leaf for one in late for leaf in one.leaves)
 
 
 # Phase 1: the votes of a client's batches
@@ -219,14 +214,9 @@ def unit_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(width > 0, (mean - low) / torch.where(width > 0, width, 1.0), 0.5)
 
 
-def vote_of_client(context: fl.Context, sums: fl.Tree) -> fl.Tree:
-    """Return `vote` [], the layer that most batches voted for, from their `votes` [L]."""
-    return {"vote": majority(sums["votes"])}
-
-
 def write_vote(context: fl.Context) -> fl.Tree:
-    """Return the leaf `vote` [] int32."""
-    return {"vote": context.ctx["layer.vote"].to(torch.int32)}
+    """Return the leaf `vote` [] int32: the layer that most batches voted for."""
+    return {"vote": majority(context.ctx["layer.votes"]).to(torch.int32)}
 
 
 def majority(votes: Tensor) -> Tensor:
