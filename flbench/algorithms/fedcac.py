@@ -1,8 +1,6 @@
 """FedCAC: critical parameters are averaged among similar clients (Wu et al., ICCV 2023)."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 
 import torch
 from pydantic import Field
@@ -10,11 +8,10 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.mixing import mix
-from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
+from flbench.algorithms.shared.second import Second
 from flbench.algorithms.shared.sparse import packed
 
-CRITICAL = "critical."  # prefix of a mask M_i, bool, of the shape of the parameter
-CUSTOM = "custom."  # prefix of c_i at the critical entries, zero elsewhere
+CRITICAL, CUSTOM = "critical.", "custom."  # prefixes of M_i and c_i
 BITS = "critical_bits"  # the masks of all parameters, packed, as they are sent
 UNCHANGED = 16  # machine epsilons of the largest change in the net, at most: no change
 BLOCK = 2**21  # bytes of packed masks per client that are unpacked at once
@@ -81,17 +78,22 @@ class FedCAC(fl.Algorithm):
         """Names of the net's parameters, in the order of packed masks."""
         return self.setting.net.parameters
 
-    def notes(self) -> list[str]:
-        if self.config.tau == 0:
-            return ["fedcac: no parameter is critical (algorithm.tau=0), which is FedAvg."]
-        return []
+    @property
+    def critical(self) -> Second:
+        """The masks M_i, bool, of the shapes of the parameters."""
+        return Second(CRITICAL, self.parameters)
+
+    @property
+    def custom(self) -> Second:
+        """c_i at the critical entries, zero elsewhere."""
+        return Second(CUSTOM, self.parameters)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         params = fl.only(start, self.parameters)
         masks = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in params.items()}
         values = {name: torch.zeros_like(value) for name, value in params.items()}
-        own = prefixed(CRITICAL, masks) | prefixed(CUSTOM, values)
+        own = self.critical.start(masks) | self.custom.start(values)
         return server, clients | fl.repeat(own, self.setting.clients)
 
     # Client
@@ -100,56 +102,60 @@ class FedCAC(fl.Algorithm):
         keeps, sends = self.split()
         names = self.parameters
         steps = (
-            fl.Transform(Composed(names)),
+            fl.Transform(fl.bind(composed, names)),
             self.phase(*self.terms()),
-            fl.Transform(FindCritical(self.config.tau, names)),
+            fl.Transform(fl.bind(find_critical, names, self.config.tau)),
         )
-        own = prefixed_names(CRITICAL, names) | prefixed_names(CUSTOM, names)
+        own = self.critical.leaves | self.custom.leaves
         return fl.LocalProgram(steps, keeps | own, sends | {BITS})
 
     # Server
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         sent, ids = results.sent.values, results.ids
-        sizes, overlaps = self.overlaps(sent[BITS])  # [K], [K, K]
+        sizes, overlap = overlaps(sent[BITS])  # [K], [K, K]
         t = (state.round + 1) / (self.config.beta * self.setting.rounds)
 
         pairs = (sizes > 0)[:, None] & (sizes > 0) & ~torch.eye(len(ids), dtype=torch.bool)
         partners = torch.eye(len(ids), dtype=torch.bool)
         metrics = {}
         if bool(pairs.any()):
-            mean, largest = overlaps[pairs].mean(), overlaps[pairs].amax()
-            partners |= pairs & (overlaps >= mean + t * (largest - mean) - 1e-12)
+            mean, largest = overlap[pairs].mean(), overlap[pairs].amax()
+            partners |= pairs & (overlap >= mean + t * (largest - mean) - 1e-12)
             metrics["overlap_mean"] = float(mean)
         metrics["partners"] = float(partners.sum(dim=1).double().mean()) - 1
 
         weights = partners.double() / partners.sum(dim=1, keepdim=True)
-        custom = prefixed(CUSTOM, mix(fl.only(sent, self.parameters), weights))
-        masks = prefixed(CUSTOM, self.unpacked(sent))
-        return fl.Update(self.mean(results), reply=fl.Message(custom, masks), metrics=metrics)
-
-    def overlaps(self, bits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return |M_i| [K] and O_ij [K, K], both float64, of packed masks [K, bytes] uint8.
-
-        O_ij is 0 where |M_i| is 0.
-        """
-        common = torch.zeros(len(bits), len(bits), dtype=torch.float64)
-        for block in torch.split(bits, BLOCK // len(bits) + 1, dim=1):
-            some = unpack(block).double()
-            common += some @ some.T
-        sizes = common.diagonal().clone()
-        apart = sizes[:, None] + sizes - 2 * common
-        overlap = 1 - apart / (2 * sizes[:, None]).clamp_min(1.0)
-        return sizes, torch.where(sizes[:, None] > 0, overlap, 0.0)
-
-    def unpacked(self, sent: fl.Tree) -> fl.Tree:
-        """Return the masks [K, ...] bool of each parameter from what the clients sent."""
-        return dict(_cut(unpack(sent[BITS]), fl.only(sent, self.parameters), self.parameters))
+        thetas = fl.only(sent, self.parameters)
+        numels = [thetas[name][0].numel() for name in self.parameters]
+        flat = torch.split(unpack(sent[BITS])[:, : sum(numels)], numels, dim=1)
+        masks = {
+            name: mask.reshape(thetas[name].shape)
+            for name, mask in zip(self.parameters, flat, strict=True)
+        }
+        custom = self.custom.start(mix(thetas, weights))
+        reply = fl.Message(custom, self.custom.start(masks))
+        return fl.Update(self.mean(results), reply=reply, metrics=metrics)
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
-        personal = replace(models["personal"], weights=Composed(self.parameters))
+        personal = replace(models["personal"], weights=fl.bind(composed, self.parameters))
         return models | {"personal": personal}
+
+
+def overlaps(bits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return |M_i| [K] and O_ij [K, K], both float64, of packed masks [K, bytes] uint8.
+
+    O_ij is 0 where |M_i| is 0.
+    """
+    common = torch.zeros(len(bits), len(bits), dtype=torch.float64)
+    for block in torch.split(bits, BLOCK // len(bits) + 1, dim=1):
+        some = unpack(block).double()
+        common += some @ some.T
+    sizes = common.diagonal().clone()
+    apart = sizes[:, None] + sizes - 2 * common
+    overlap = 1 - apart / (2 * sizes[:, None]).clamp_min(1.0)
+    return sizes, torch.where(sizes[:, None] > 0, overlap, 0.0)
 
 
 def unpack(bits: Tensor) -> Tensor:
@@ -162,67 +168,29 @@ def unpack(bits: Tensor) -> Tensor:
     return ((bits[:, :, None] >> shifts) & 1).bool().flatten(1)
 
 
-def _cut(flat: Tensor, like: fl.Tree, names: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Yield rows [K, ...] of each parameter from flat rows [K, entries of all parameters]."""
-    first = 0
-    for name in names:
-        shape = like[name].shape
-        last = first + prod(shape[1:])
-        yield name, flat[:, first:last].reshape(shape)
-        first = last
+def composed(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
+    """Return s_i = M_i c_i + (1 - M_i) w; the received w is among the leaves."""
+    leaves = context.leaves
+    return {
+        name: torch.where(leaves[CRITICAL + name], leaves[CUSTOM + name], leaves[name])
+        for name in names
+    }
 
 
-@dataclass(frozen=True)
-class Composed:
-    """The composed model s_i = M_i c_i + (1 - M_i) w, as context -> leaves of the net.
-
-    Attributes:
-        names: Names of the net's parameters; the received w is among the leaves under their names.
-    """
-
-    names: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the parameters of the composed model."""
-        leaves = context.leaves
-        return {
-            name: torch.where(leaves[CRITICAL + name], leaves[CUSTOM + name], leaves[name])
-            for name in self.names
-        }
-
-
-@dataclass(frozen=True)
-class FindCritical:
-    """Function of a Transform after training: finds the critical entries.
-
-    Attributes:
-        tau: Share of the entries of a parameter.
-        names: Names of the net's parameters, in the order in which masks are packed.
-    """
-
-    tau: float
-    names: tuple[str, ...]
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return the masks, as leaves and packed, and the trained values until the reply comes."""
-        leaves = context.leaves
-        began = Composed(self.names)(context.with_leaves(context.start))
-        changes = {name: leaves[name] - began[name] for name in self.names}
-        most = torch.stack([change.abs().amax() for change in changes.values()]).amax()
-        still = UNCHANGED * torch.finfo(most.dtype).eps * most
-        masks = {
-            name: self._mask(leaves[name], torch.where(change.abs() > still, change, 0.0))
-            for name, change in changes.items()
-        }
-        values = {name: torch.where(masks[name], leaves[name], 0.0) for name in self.names}
-        bits = {BITS: packed(list(masks.values()))}
-        return prefixed(CRITICAL, masks) | prefixed(CUSTOM, values) | bits
-
-    def _mask(self, theta: Tensor, change: Tensor) -> Tensor:
-        """Return the critical entries of one parameter, bool."""
-        score = (change * theta).abs().flatten()
-        k = int(self.tau * len(score))
-        found = (
-            fl.largest(score, k) & (score > 0) if k else torch.zeros_like(score, dtype=torch.bool)
-        )
-        return found.reshape(theta.shape)
+def find_critical(context: fl.Context, names: tuple[str, ...], tau: float) -> fl.Tree:
+    """Return the masks, as leaves and packed, and the trained values until the reply comes."""
+    leaves = context.leaves
+    began = composed(context.with_leaves(context.start), names)
+    changes = {name: leaves[name] - began[name] for name in names}
+    most = torch.stack([change.abs().amax() for change in changes.values()]).amax()
+    still = UNCHANGED * torch.finfo(most.dtype).eps * most
+    masks: fl.Tree = {}
+    for name, change in changes.items():
+        moved = torch.where(change.abs() > still, change, 0.0)
+        score = (moved * leaves[name]).abs().flatten()
+        k = int(tau * len(score))
+        mask = fl.largest(score, k) & (score > 0) if k else torch.zeros_like(score).bool()
+        masks[name] = mask.reshape(change.shape)
+    values = {name: torch.where(masks[name], leaves[name], 0.0) for name in names}
+    bits = {BITS: packed(list(masks.values()))}
+    return Second(CRITICAL, names).start(masks) | Second(CUSTOM, names).start(values) | bits

@@ -1,7 +1,5 @@
 """FedPAC: aligned features and mixed heads (Xu, Tong, Huang, ICLR 2023)."""
 
-from dataclasses import dataclass, replace
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -90,9 +88,11 @@ class FedPAC(fl.Algorithm):
         c, train = self.config, self.setting.train
         head, body = self.personal(), frozenset(self.setting.net.parameters) - self.personal()
 
-        before = fl.Statistic("before", Moments(self.setting.classes), finish=summary)
-        train_head = replace(
-            self.phase(CrossEntropy(), train=head, epochs=1),
+        before = fl.Statistic("before", fl.bind(moments, self.setting.classes), finish=summary)
+        train_head = self.phase(
+            CrossEntropy(),
+            train=head,
+            epochs=1,
             optimizer=train.optimizer.model_copy(update={"lr": c.head_lr}),
             batchnorm="eval",
         )
@@ -113,9 +113,8 @@ class FedPAC(fl.Algorithm):
     # Server
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        body = super().dispatch(state, ids).shared.values
-        table = prototypes.table(state.server)
-        return fl.Dispatch(fl.Message(fl.only(body, self.split()[1]) | table.values, table.mask))
+        body, table = super().dispatch(state, ids).shared, prototypes.table(state.server)
+        return fl.Dispatch(fl.Message(body.values | table.values, table.mask))
 
     def weights(self, results: fl.Results) -> Tensor:
         """Return the weight of each client of the cohort, 0 if its body took no step."""
@@ -155,6 +154,54 @@ class FedPAC(fl.Algorithm):
             torch.where(weights > 0, weights, torch.nan),
         )
         return (table,)
+
+
+# Client
+
+
+def moments(context: fl.Context, classes: int) -> fl.Tree:
+    """Return `sums` [C, D], `counts` [C] and `squares` [] of one batch, float64."""
+    squares = context.out.features.double().square().sum(dim=1)  # [B]
+    squares = torch.where(context.batch.mask, squares, 0.0).sum()
+    return ClassSums(classes)(context) | {"squares": squares}
+
+
+def summary(context: fl.Context, sums: fl.Tree) -> fl.Tree:
+    """Return `h` [C, D] and `v` [], float64, and what features are pulled to.
+
+    That is `anchors` [C, D], and `anchored` [C] bool for the classes that have one, none while
+    there are no prototypes.
+
+    Args:
+        context: Its ctx has `global.prototypes` P [C, D] and `global.present` [C].
+        sums: Results of `moments`, over all samples.
+    """
+    counts, table = sums["counts"], context.ctx["global.prototypes"]
+    n = counts.sum().clamp_min(1.0)
+    h = sums["sums"] / n  # [C, D]
+    v = (sums["squares"] / n - h.square().sum()) / n
+    means = sums["sums"] / counts.clamp_min(1.0)[:, None]  # [C, D]
+    present = context.ctx["global.present"]
+    anchors = torch.where(present[:, None], table, means.to(table.dtype))
+    anchored = (present | (counts > 0)) & present.any()
+    return {"h": h, "v": v.clamp_min(0.0), "anchors": anchors, "anchored": anchored}
+
+
+def write_summary(context: fl.Context) -> fl.Tree:
+    """Write the leaves `h` [C, D], in the type of the weights, and `v` [] float64."""
+    ctx = context.ctx
+    return {"h": ctx["before.h"].to(ctx["global.prototypes"].dtype), "v": ctx["before.v"]}
+
+
+def write_prototypes(context: fl.Context) -> fl.Tree:
+    """Write the class means of the trained body into the leaves `prototypes.LEAVES`."""
+    ctx = context.ctx
+    counts = ctx["classes.counts"]
+    means = ctx["classes.sums"] / counts.clamp_min(1.0)[:, None]
+    return prototypes.upload(means.to(ctx["global.prototypes"].dtype), counts)
+
+
+# Server
 
 
 def head_weights(h: Tensor, v: Tensor) -> Tensor:
@@ -213,53 +260,3 @@ def least_quadratic(q: Tensor, first: int) -> Tensor:
         if float(slope.max()) < 1e-10:
             return x / x.sum()
         support[slope.argmax()] = True
-
-
-# Client
-
-
-@dataclass(frozen=True)
-class Moments(ClassSums):
-    """Sums of features and numbers of samples by class, and of squared features, in float64."""
-
-    def __call__(self, context: fl.Context) -> fl.Tree:
-        """Return `sums` [C, D], `counts` [C] and `squares` [] of one batch."""
-        squares = context.out.features.double().square().sum(dim=1)  # [B]
-        squares = torch.where(context.batch.mask, squares, 0.0).sum()
-        return {**super().__call__(context), "squares": squares}
-
-
-def summary(context: fl.Context, sums: fl.Tree) -> fl.Tree:
-    """Return what a client computes of the sums of `Moments` with the received body.
-
-    Args:
-        context: Its ctx has `global.prototypes` P [C, D] and `global.present` [C].
-        sums: Results of `Moments`, over all samples.
-
-    Returns:
-        `h` [C, D] and `v` [], float64, and what features are pulled to: `anchors` [C, D], and
-        `anchored` [C] bool for the classes that have one, none while there are no prototypes.
-    """
-    counts, table = sums["counts"], context.ctx["global.prototypes"]
-    n = counts.sum().clamp_min(1.0)
-    h = sums["sums"] / n  # [C, D]
-    v = (sums["squares"] / n - h.square().sum()) / n
-    means = sums["sums"] / counts.clamp_min(1.0)[:, None]  # [C, D]
-    present = context.ctx["global.present"]
-    anchors = torch.where(present[:, None], table, means.to(table.dtype))
-    anchored = (present | (counts > 0)) & present.any()
-    return {"h": h, "v": v.clamp_min(0.0), "anchors": anchors, "anchored": anchored}
-
-
-def write_summary(context: fl.Context) -> fl.Tree:
-    """Write the leaves `h` [C, D], in the type of the weights, and `v` [] float64."""
-    ctx = context.ctx
-    return {"h": ctx["before.h"].to(ctx["global.prototypes"].dtype), "v": ctx["before.v"]}
-
-
-def write_prototypes(context: fl.Context) -> fl.Tree:
-    """Write the class means of the trained body into the leaves `prototypes.LEAVES`."""
-    ctx = context.ctx
-    counts = ctx["classes.counts"]
-    means = ctx["classes.sums"] / counts.clamp_min(1.0)[:, None]
-    return prototypes.upload(means.to(ctx["global.prototypes"].dtype), counts)

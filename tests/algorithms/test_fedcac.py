@@ -5,7 +5,7 @@ from math import ceil
 import pytest
 import torch
 
-from flbench.algorithms.fedcac import Composed, FindCritical
+from flbench.algorithms.fedcac import composed, find_critical
 from flbench.core.tree import only
 from flbench.core.types import Context
 from flbench.experiment.rounds import settings_of
@@ -134,12 +134,11 @@ def test_model_of_a_client_is_composed_of_both():
 
 def test_scores_of_ties_and_zeros():
     def mask(theta, began, tau):
-        find = FindCritical(tau, ("w",))
         before = torch.tensor(began)
         none = {"critical.w": torch.zeros(len(began), dtype=torch.bool), "custom.w": before}
         start = {"w": before} | none
         context = Context(leaves={"w": torch.tensor(theta)}, start=start, ctx={})
-        return find(context)["critical.w"].tolist()
+        return find_critical(context, ("w",), tau)["critical.w"].tolist()
 
     assert mask([2.0, 2.0, 1.0, 0.0], [1.0, 1.0, 0.0, 5.0], 0.5) == [True, True, False, False]
     assert mask([2.0, 2.0, 1.0, 0.0], [1.0, 1.0, 0.0, 5.0], 0.25) == [True, False, False, False]
@@ -179,7 +178,7 @@ def test_right_after_training_a_client_has_what_it_trained():
     )
     for k in range(len(ids)):
         leaves = {name: value[k] for name, value in {**results.kept, **results.sent.values}.items()}
-        composed = Composed(NET)(Context(leaves=leaves, start=leaves, ctx={}))
+        model = composed(Context(leaves=leaves, start=leaves, ctx={}), NET)
         for name in NET:
-            assert torch.equal(composed[name], leaves[name])
+            assert torch.equal(model[name], leaves[name])
             assert leaves[f"critical.{name}"].any()
