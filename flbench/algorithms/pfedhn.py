@@ -16,8 +16,9 @@ from flbench.algorithms.shared.mixing import pairwise_cosines
 
 V = "embeddings"  # [N, l] at the server
 MEMBERS = "members"  # [N] bool at the server: clients of the training, False for those that join
-MOMENTUM = "momentum."  # prefix of the server's momentum buffers
+BUFFER = "momentum."  # prefix of the server's momentum buffers
 PAPERS_LR = 0.01  # of the server, for one client in a round
+MOMENTUM, DECAY, CLIP = 0.9, 1e-3, 50.0  # of the server's SGD: also weight decay, largest norm
 DEPTH = 3  # hidden layers of the hypernetwork behind the first one
 TINY = 1e-6  # added to a norm by which gradients are divided, as in PyTorch
 JOIN = "join."  # prefix of the embedding of a client that joins, and of its momentum
@@ -35,7 +36,7 @@ class PFedHN(fl.Algorithm):
         (3)  delta_i = theta_i - theta~_i
         (4)  g_phi = 1/K sum_i (d theta_i / d phi)^T delta_i
         (5)  g_v_i = (d theta_i / d v_i)^T delta_i
-        (6)  a step of SGD with momentum on phi and on the v_i of the cohort
+        (6)  a step of SGD on phi and on the v_i of the cohort  (momentum 0.9, decay 0.001)
 
     h is a linear layer from l to H units, three times ReLU and a linear layer from H to H, and one
     linear layer for each parameter of the net. A client is evaluated with h(v_i) of the newest
@@ -44,13 +45,13 @@ class PFedHN(fl.Algorithm):
 
     Readings. The paper has one client in a round. With a cohort, all clients get weights of the
     same phi; its gradient is the mean over them (`agg_weights=samples` weights it), while g_v_i is
-    that of the client alone, undivided. One norm over both is clipped (`server_clip`), after the
-    mean. A mean moves phi less than K rounds of one client would, so the default of `server_lr` is
-    the paper's 0.01 times K, at most 0.1, also with personal heads, for which the paper takes 0.05.
-    Absent clients' embeddings wait. In the authors' code, momentum and weight decay move them in
-    every round. The mean of phi's gradients leaves out clients that made no
-    step; their embeddings and the momentum of these wait, too, and a round in which no client made
-    a step leaves the server as it was.
+    that of the client alone, undivided. One norm over both is clipped at 50, after the mean. A mean
+    moves phi less than K rounds of one client would, so the default of `server_lr` is the paper's
+    0.01 times K, at most 0.1, also with personal heads, for which the paper takes 0.05. Absent
+    clients' embeddings wait. In the authors' code, momentum and weight decay move them in every
+    round. The mean of phi's gradients leaves out clients that made no step; their embeddings and
+    the momentum of these wait, too, and a round in which no client made a step leaves the server as
+    it was.
 
     The local optimizer and its clipping are those of `train.*`, as with all methods; the authors
     take lr 0.005, momentum 0.9, weight decay 5e-5, clip 50 and batches of 64, and 5,000 rounds of
@@ -91,16 +92,6 @@ class PFedHN(fl.Algorithm):
             " and 0.05 with personal heads; default: 0.01 times the number of clients in a round,"
             " at most 0.1)",
         )
-        server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's SGD")
-        server_weight_decay: float = Field(
-            1e-3, ge=0, description="weight decay of hypernetwork and embeddings"
-        )
-        server_clip: float | None = Field(
-            50.0,
-            gt=0,
-            description="largest norm of the server's gradient, over the hypernetwork and the"
-            " embeddings of the cohort; null: no clipping",
-        )
         join_rounds: int = Field(
             0,
             ge=0,
@@ -110,7 +101,7 @@ class PFedHN(fl.Algorithm):
         )
 
     config: Config
-    by_client = ((V, (0,)), (MOMENTUM + V, (0,)), (MEMBERS, (0,)))
+    by_client = ((V, (0,)), (BUFFER + V, (0,)), (MEMBERS, (0,)))
     paper = fl.Paper(
         "Personalized Federated Learning using Hypernetworks",
         "Shamsian, Navon, Fetaya, Chechik",
@@ -159,7 +150,7 @@ class PFedHN(fl.Algorithm):
         learned = self.h.initial(fl.only(start, self.h.names), length, c.hidden, rng)
         dtype = start[self.h.names[0]].dtype
         learned[V] = torch.from_numpy(rng.standard_normal((clients, length))).to(dtype)
-        server = learned | {MOMENTUM + name: torch.zeros_like(learned[name]) for name in learned}
+        server = learned | {BUFFER + name: torch.zeros_like(learned[name]) for name in learned}
         server[MEMBERS] = torch.zeros(clients, dtype=torch.bool)
         return server, fl.repeat(fl.only(start, self.split()[0] | self.joined), clients)
 
@@ -199,14 +190,12 @@ class PFedHN(fl.Algorithm):
         # (6)
         squares = [float(g.double().square().sum()) for g in (*g_phi.values(), g_v)]
         norm = sqrt(sum(squares))
-        clip = self.config.server_clip
-        factor = 1.0 if clip is None else min(1.0, clip / (norm + TINY))
-        sgd = fl.bind(moved, self.server_lr, self.config)
+        factor, lr = min(1.0, CLIP / (norm + TINY)), self.server_lr
         for name, g in g_phi.items():
-            buffer = server[MOMENTUM + name]
-            update[name], update[MOMENTUM + name] = sgd(server[name], buffer, factor * g)
-        rows = sgd(server[V][ids], server[MOMENTUM + V][ids], factor * g_v)
-        for name, row in zip((V, MOMENTUM + V), rows, strict=True):
+            one = moved(server[name], server[BUFFER + name], factor * g, lr)
+            update[name], update[BUFFER + name] = one
+        rows = moved(server[V][ids], server[BUFFER + V][ids], factor * g_v, lr)
+        for name, row in zip((V, BUFFER + V), rows, strict=True):
             update[name] = server[name].index_copy(0, ids, row)
         return fl.Update(update, metrics={"server_gradient_norm": norm})
 
@@ -265,7 +254,7 @@ class PFedHN(fl.Algorithm):
             return None
         shared = self.phi(state.server) | {JOIN + "mean": self.mean_embedding(state)}
         write = fl.Transform(fl.bind(write_generated, self.h))
-        fit = fl.Transform(fl.bind(fit_embedding, self.h, self.server_lr, self.config))
+        fit = fl.Transform(fl.bind(fit_embedding, self.h, self.server_lr))
         rounds_of_one = (write, self.phase(*self.terms()), fit) * rounds
         steps: tuple[fl.Step, ...] = (fl.Transform(start_embedding), *rounds_of_one, write)
         return fl.Joining(
@@ -329,13 +318,11 @@ def scaled(factors: Tensor, rows: Tensor) -> Tensor:
     return factors.reshape(-1, *[1] * (rows.ndim - 1)) * rows
 
 
-def moved(
-    value: Tensor, buffer: Tensor, gradient: Tensor, lr: float, c: PFedHN.Config
-) -> tuple[Tensor, Tensor]:
+def moved(value: Tensor, buffer: Tensor, gradient: Tensor, lr: float) -> tuple[Tensor, Tensor]:
     """Return a tensor of the server and its momentum after a step of PyTorch's SGD."""
     # A gradient may be a transposed view. Strides decide about rounding in products, and a
     # checkpoint does not keep them.
-    buffer = c.server_momentum * buffer + gradient.contiguous() + c.server_weight_decay * value
+    buffer = MOMENTUM * buffer + gradient.contiguous() + DECAY * value
     return value - lr * buffer, buffer
 
 
@@ -353,14 +340,13 @@ def write_generated(context: fl.Context, h: Hypernetwork) -> fl.Tree:
     return h(context.ctx, context.leaves[JOIN + "v"])
 
 
-def fit_embedding(context: fl.Context, h: Hypernetwork, lr: float, c: PFedHN.Config) -> fl.Tree:
+def fit_embedding(context: fl.Context, h: Hypernetwork, lr: float) -> fl.Tree:
     """Return the embedding and its momentum after (3), (5) and (6), with phi frozen."""
     leaves = context.leaves
     v, buffer = leaves[JOIN + "v"], leaves[JOIN + "momentum"]
     found = torch.func.vjp(lambda row: h(context.ctx, row), v)
     theta, product = found[0], found[1]
     (g,) = product({name: value - leaves[name] for name, value in theta.items()})
-    if c.server_clip is not None:
-        g = g * (c.server_clip / (g.norm() + TINY)).clamp_max(1.0)
-    v, buffer = moved(v, buffer, g, lr, c)
+    g = g * (CLIP / (g.norm() + TINY)).clamp_max(1.0)
+    v, buffer = moved(v, buffer, g, lr)
     return {JOIN + "v": v, JOIN + "momentum": buffer}

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from functools import partial
-from math import sqrt
+from math import inf, sqrt
 
 import pytest
 import torch
 
+from flbench.algorithms import pfedhn
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.tree import only, take
@@ -32,9 +33,6 @@ V = "embeddings"
 LOCAL = ("train.optimizer.momentum=0.9", "train.optimizer.weight_decay=0.01", "train.clip=2")
 DEFAULTS = {
     "head": "generated",
-    "server_momentum": 0.9,
-    "server_weight_decay": 1e-3,
-    "server_clip": 50.0,
     "agg_weights": "uniform",
 }
 
@@ -83,7 +81,7 @@ def slow_rounds(clients, keys, server, rounds):
     heads = [only(clients.start, HEAD) for _ in v]
     buffers = {name: torch.zeros_like(value) for name, value in phi.items()}
     v_buffers = [torch.zeros_like(row) for row in v]
-    lr, decay, momentum = keys["server_lr"], keys["server_weight_decay"], keys["server_momentum"]
+    lr, decay, momentum = keys["server_lr"], pfedhn.DECAY, pfedhn.MOMENTUM
     for t in range(rounds):
         cohort = clients.cohort(t)
         g = {name: torch.zeros_like(value) for name, value in phi.items()}
@@ -104,7 +102,7 @@ def slow_rounds(clients, keys, server, rounds):
             for name, leaf in leaves.items():
                 g[name] = g[name] + p * leaf.grad
             g[i] = row.grad
-        g = clipped(g, keys["server_clip"])
+        g = clipped(g, pfedhn.CLIP)
         for name in phi:
             phi[name], buffers[name] = slow_sgd(
                 phi[name], buffers[name], g[name], lr, momentum, decay
@@ -116,17 +114,19 @@ def slow_rounds(clients, keys, server, rounds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("keys", "engine"),
+    ("keys", "constants", "engine"),
     [
-        ({"server_lr": 0.1}, "sequential"),
-        ({"server_lr": 0.1}, "vectorized"),
-        ({"server_lr": 0.2, "server_clip": 0.05, "server_weight_decay": 0.1}, "sequential"),
-        ({"server_lr": 0.1, "head": "personal", "agg_weights": "samples"}, "vectorized"),
+        ({"server_lr": 0.1}, {}, "sequential"),
+        ({"server_lr": 0.1}, {}, "vectorized"),
+        ({"server_lr": 0.2}, {"CLIP": 0.05, "DECAY": 0.1}, "sequential"),
+        ({"server_lr": 0.1, "head": "personal", "agg_weights": "samples"}, {}, "vectorized"),
     ],
     ids=str,
 )
-def test_rounds_equal_a_loop(keys, engine):
-    overrides = [f"algorithm.{key}={value}" for key, value in keys.items() if value is not None]
+def test_rounds_equal_a_loop(keys, constants, engine, monkeypatch):
+    for name, value in constants.items():
+        monkeypatch.setattr(pfedhn, name, value)
+    overrides = [f"algorithm.{key}={value}" for key, value in keys.items()]
     overrides = ["algorithm=pfedhn", "algorithm.hidden=8", *LOCAL, *overrides]
     built = build(*KEYS, *overrides)
     clients = Clients(built)
@@ -145,14 +145,18 @@ def test_rounds_equal_a_loop(keys, engine):
             assert_equal(state.clients[name], mine, name, tolerance=1e-10)
 
 
-PLAIN = ("algorithm.server_momentum=0", "algorithm.server_weight_decay=0")
-FREE = (*PLAIN, "algorithm.server_clip=null")
+@pytest.fixture
+def plain_descent(monkeypatch):
+    """The server's SGD without momentum, weight decay and clipping."""
+    for name, value in {"MOMENTUM": 0.0, "DECAY": 0.0, "CLIP": inf}.items():
+        monkeypatch.setattr(pfedhn, name, value)
 
 
+@pytest.mark.usefixtures("plain_descent")
 def test_one_local_step_is_gradient_descent_on_hypernetwork_and_embeddings():
     """The server's gradient is LR times that of the cross entropy of h(v_i), by autograd."""
     keys = ("algorithm=pfedhn", "algorithm.hidden=8", "algorithm.server_lr=2")
-    built = build(*KEYS, *keys, *FREE, "train.local_epochs=1", "train.batch_size=500")
+    built = build(*KEYS, *keys, "train.local_epochs=1", "train.batch_size=500")
     clients, start = Clients(built), built.start().server
     state, _ = played(built, built.start(), torch.tensor([1, 3]))
 
@@ -169,12 +173,13 @@ def test_one_local_step_is_gradient_descent_on_hypernetwork_and_embeddings():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("plain_descent")
 def test_with_output_biases_alone_it_is_uniform_fedavg():
     """All layers are zero but the biases of the outputs, which begin as the seeded net."""
     uniform = ("algorithm=fedavg", "algorithm.agg_weights=uniform")
     expected = after(build(*KEYS, *uniform), 2).server
     keys = ("algorithm=pfedhn", "algorithm.server_lr=1")
-    built = build(*KEYS, *keys, *FREE)
+    built = build(*KEYS, *keys)
     state, seeded = built.start(), Clients(built).start
     for name, value in state.server.items():
         if name.startswith("hyper."):
@@ -212,9 +217,10 @@ def test_new_client_has_the_weights_of_the_mean_embedding():
 
 
 @pytest.mark.parametrize("head", ["generated", "personal"])
-def test_new_client_fits_its_embedding_alone(head):
+def test_new_client_fits_its_embedding_alone(head, monkeypatch):
+    monkeypatch.setattr(pfedhn, "CLIP", 0.05)
     keys = ("algorithm.join_rounds=2", "algorithm.server_lr=0.1", f"algorithm.head={head}")
-    built, clients, state = joined(*keys, "algorithm.server_clip=0.05")
+    built, clients, state = joined(*keys)
     ids, names = torch.tensor([4]), NET if head == "generated" else BACKBONE
     joining = built.algorithm.join(state, ids)
     draw = Draw(built.config.seed, (1,), 5)
