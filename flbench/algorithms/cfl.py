@@ -1,8 +1,7 @@
 """CFL: clusters of clients split in two where updates differ (Sattler, Mueller, Samek, 2021)."""
 
-from dataclasses import dataclass
 from math import sqrt
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -112,16 +111,13 @@ class Cfl(fl.Algorithm):
         shared, clients = super().init(start)
         n = self.setting.clients
         parameters = fl.only(start, self.setting.net.parameters)
-        no_models = {k: one.new_zeros(0, *one.shape) for k, one in shared.items()}
-        no_directions = {k: one.new_zeros(0, *one.shape).double() for k, one in parameters.items()}
-        no_splits = torch.zeros(0, 2, dtype=torch.int64)
         # Views of one zero: the first round makes tensors of them.
         zeros = {k: one.new_zeros(()).expand(n, *one.shape) for k, one in parameters.items()}
         server = {name: value[None] for name, value in shared.items()}
         server["cluster"] = torch.zeros(n, dtype=torch.int64)
         server["peak"] = torch.zeros(1, dtype=torch.float64)
-        server |= ParameterTree(no_splits, no_models, no_directions).entries()
-        return server | prefixed(DELTA, zeros) | {SEEN: torch.full((n,), -1)}, clients
+        server |= prefixed(DELTA, zeros) | {SEEN: torch.full((n,), -1)}
+        return server | ParameterTree.empty(shared, parameters), clients
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         if state.is_initial:
@@ -198,13 +194,12 @@ class Cfl(fl.Algorithm):
         leaving = known[leaves]
         if 2 * len(leaving) > len(known):  # clients without an update join the larger part
             leaving = torch.cat([leaving, members[~is_recent]])
-        new = len(server["peak"])
-        tree, model = ParameterTree.of(server), {k: server[k][c] for k in self.split()[1]}
-        entries = tree.grown((c, new), model, updates, leaves).entries()
+        model = {name: server[name][c] for name in self.split()[1]}
+        entries = ParameterTree(server).grown(c, model, updates, leaves)
         # The leaving part becomes a new cluster, which begins with w_c too.
         for name in ("peak", *model):
             entries[name] = torch.cat([server[name], server[name][c][None]])
-        return entries | {"cluster": server["cluster"].index_fill(0, leaving, new)}
+        return entries | {"cluster": server["cluster"].index_fill(0, leaving, len(server["peak"]))}
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         return {"personal": fl.Deployment(self.dispatch(state, ids))}
@@ -213,27 +208,21 @@ class Cfl(fl.Algorithm):
 
     def join(self, state: fl.State, ids: Tensor) -> fl.Joining | None:
         """Return how a new client finds its cluster, if there is more than one."""
-        tree = ParameterTree.of(state.server)
-        if not len(tree.splits):
+        tree, parameters = ParameterTree(state.server), self.setting.net.parameters
+        if not tree.parents:
             return None
-        parameters = self.setting.net.parameters
-        steps = tuple(
-            step
-            for s in range(len(tree.splits))
-            for step in (
-                fl.Transform(fl.bind(model_before, s, tuple(tree.before))),
-                self.phase(*self.terms()),
-                fl.Transform(fl.bind(tried_update, s, parameters)),
-            )
-        )
-        sends = {f"{TRIED}{s}.{name}" for s in range(len(tree.splits)) for name in parameters}
-        program = fl.LocalProgram(steps, sends=frozenset(sends))
-        models = fl.Message(prefixed(BEFORE, tree.before))
-        return fl.Joining(fl.Dispatch(models), program, aggregate=self.place)
+        steps, models = list[fl.Step](), tree.models()
+        for s in range(len(tree.parents)):
+            load = fl.Transform(fl.bind(model_before, s, tuple(stripped(BEFORE, models))))
+            steps += [load, self.phase(*self.terms())]
+            steps += [fl.Transform(fl.bind(tried_update, s, parameters))]
+        sends = {f"{TRIED}{s}.{name}" for s in range(len(tree.parents)) for name in parameters}
+        program = fl.LocalProgram(tuple(steps), sends=frozenset(sends))
+        return fl.Joining(fl.Dispatch(fl.Message(models)), program, aggregate=self.place)
 
     def place(self, state: fl.State, results: fl.Results) -> fl.Update:
         """Return the clusters, in which new clients have those of their updates."""
-        found = ParameterTree.of(state.server).clusters(results.sent.values, len(results.ids))
+        found = ParameterTree(state.server).clusters(results.sent.values, len(results.ids))
         return fl.Update({"cluster": state.server["cluster"].index_copy(0, results.ids, found)})
 
     # Messages and reports
@@ -261,43 +250,39 @@ class Cfl(fl.Algorithm):
         return (fl.LearnedTable("clusters", about, members.double(), rows="group"),)
 
 
-SPLITS, BEFORE, DIRECTION = "tree", "tree.w.", "tree.direction."  # in the server's tree
+PARENTS, BEFORE, DIRECTION = "tree", "tree.w.", "tree.direction."  # in the server's tree
 
 
-@dataclass(frozen=True)
 class ParameterTree:
     """The S splits so far, down which a client goes that joins after the training.
 
-    Attributes:
-        splits: [S, 2] int64, the cluster of each split and the new one that left it.
-        before: Model of the cluster before the split, [S, ...] per leaf.
-        direction: Mean of the normalized updates of the part that left, minus that of the other,
-            [S, ...] per parameter. An update that is more similar to those of the part that left,
-            by the mean cosine, has a positive product with it.
+    Split s took the new cluster s + 1 from the cluster `tree` [S] int64. `tree.w.NAME` [S, ...] are
+    models of the clusters before the splits, and `tree.direction.NAME` [S, ...] float64 the mean of
+    the normalized updates of the part that left, minus that of the other. An update that is more
+    similar to those of the part that left, by the mean cosine, has a positive product with it.
+
+    Args:
+        server: The server's tree with these entries.
     """
 
-    splits: Tensor
-    before: fl.Tree
-    direction: fl.Tree
+    def __init__(self, server: fl.Tree) -> None:
+        self.server = server
+        self.parents: list[int] = server[PARENTS].tolist()
 
-    @classmethod
-    def of(cls, server: fl.Tree) -> Self:
-        """Return the tree that is part of the server's tree."""
-        return cls(server[SPLITS], stripped(BEFORE, server), stripped(DIRECTION, server))
+    @staticmethod
+    def empty(model: fl.Tree, parameters: fl.Tree) -> fl.Tree:
+        """Return the entries without a split."""
+        trees = prefixed(BEFORE, model) | prefixed(DIRECTION, parameters)
+        none = {name: value.new_zeros(0, *value.shape) for name, value in trees.items()}
+        none |= {name: none[name].double() for name in prefixed(DIRECTION, parameters)}
+        return none | {PARENTS: torch.zeros(0, dtype=torch.int64)}
 
-    def entries(self) -> fl.Tree:
-        """Return the entries of the server's tree."""
-        trees = prefixed(BEFORE, self.before) | prefixed(DIRECTION, self.direction)
-        return {SPLITS: self.splits} | trees
-
-    def grown(
-        self, split: tuple[int, int], model: fl.Tree, updates: fl.Tree, leaves: Tensor
-    ) -> "ParameterTree":
-        """Return the tree with one more split.
+    def grown(self, c: int, model: fl.Tree, updates: fl.Tree, leaves: Tensor) -> fl.Tree:
+        """Return the entries with one more split.
 
         Args:
-            split: The cluster and the new one that leaves it.
-            model: Model of the cluster before the split.
+            c: The cluster.
+            model: Its model before the split.
             updates: Updates of its clients, [K, ...] per parameter.
             leaves: [K] bool, which of them leave.
         """
@@ -305,25 +290,28 @@ class ParameterTree:
         share = leave / leave.sum() - stay / stay.sum()
         share /= client_norms(updates).clamp_min(torch.finfo(torch.float64).tiny)
         direction = {k: torch.tensordot(share, rows.double(), 1) for k, rows in updates.items()}
-        return ParameterTree(
-            torch.cat([self.splits, torch.tensor([split])]),
-            {k: torch.cat([rows, model[k][None]]) for k, rows in self.before.items()},
-            {k: torch.cat([rows, direction[k][None]]) for k, rows in self.direction.items()},
-        )
+        entry = prefixed(BEFORE, model) | prefixed(DIRECTION, direction)
+        entry[PARENTS] = torch.tensor(c)
+        return {name: torch.cat([self.server[name], one[None]]) for name, one in entry.items()}
+
+    def models(self) -> fl.Tree:
+        """Return the entries that a new client trains from."""
+        return {name: one for name, one in self.server.items() if name.startswith(BEFORE)}
 
     def clusters(self, tried: fl.Tree, clients: int) -> Tensor:
-        """Return the cluster [K] of new clients, which begin in the first one.
+        """Return the clusters [K] of K new clients, which begin in the first one.
 
-        Args:
-            tried: Their updates, `tried.S.NAME` [K, ...] for each split S and parameter.
-            clients: Number of new clients K.
+        `tried` are their updates, `tried.S.NAME` [K, ...] for each split S and parameter.
         """
-        found = torch.zeros(clients, dtype=torch.int64)
-        for s, (c, new) in enumerate(self.splits.tolist()):
+        found, directions = (
+            torch.zeros(clients, dtype=torch.int64),
+            stripped(DIRECTION, self.server),
+        )
+        for s, c in enumerate(self.parents):
             product = torch.zeros(clients, dtype=torch.float64)
             for name, rows in stripped(f"{TRIED}{s}.", tried).items():
-                product += rows.double().flatten(1) @ self.direction[name][s].flatten()
-            found[(found == c) & (product > 0)] = new
+                product += rows.double().flatten(1) @ directions[name][s].flatten()
+            found[(found == c) & (product > 0)] = s + 1
         return found
 
 

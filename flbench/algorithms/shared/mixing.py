@@ -100,23 +100,14 @@ def mix_latest(rows: Tree, weights: Tensor, *, known: Tensor, common: Tree) -> T
     Returns:
         The mixtures, [R, ...] per leaf.
     """
-    used = weights != 0
-    # Most receivers of a large federation have not met another client yet: they get one model.
-    is_single = (used.sum(dim=1) == 1) & (weights.sum(dim=1) == 1)
-    of_one = weights[is_single].argmax(dim=1)
-    others = (~is_single).nonzero()[:, 0].tolist()
+    used = [(row, row.nonzero()[:, 0]) for row in weights]
     mixed: Tree = {}
     for name, value in rows.items():
-        target = value.new_empty(len(weights), *value.shape[1:])
-        copied = latest({name: value}, of_one, known=known, common=common)[name]
-        # The product of a row of weights and models has no -0, and x + 0 is never -0.
-        target[is_single] = copied + 0 if copied.is_floating_point() else copied
-        for receiver in others:
-            # A row of zeros uses all clients and gives zeros.
-            some = (used[receiver] | ~used[receiver].any()).nonzero()[:, 0]
-            models = latest({name: value}, some, known=known, common=common)
-            target[receiver] = mix(models, weights[receiver, some][None])[name][0]
-        mixed[name] = target
+        leaf, found = {name: value}, []
+        for row, some in used:
+            models = latest(leaf, some, known=known, common=common)
+            found.append(mix(models, row[some][None])[name])
+        mixed[name] = torch.cat(found)
     return mixed
 
 
