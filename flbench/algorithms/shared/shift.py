@@ -42,28 +42,22 @@ def moments(context: Context, layers: tuple[str, ...]) -> Tree:
     then one for each of o_0 to o_L.
     """
     batch, real = context.batch, context.batch.mask[:, None, None]
-    outputs = layer_outputs(context, layers)
     x = batch.x.flatten(2) if batch.x.dim() > 2 else batch.x[:, :, None]
-    found = []
-    for values in (x, batch.y[:, None, None], *(o.flatten(1)[:, None] for o in outputs)):
-        values = values.double()  # [B, channels, entries]
-        zeroed = torch.where(real, values, 0.0)
-        found.append(
-            {
-                "low": torch.where(real, values, torch.inf).amin(dim=(0, 2)),
-                "high": torch.where(real, values, -torch.inf).amax(dim=(0, 2)),
-                "sum": zeroed.sum(dim=(0, 2)),
-                "squares": zeroed.square().sum(dim=(0, 2)),
-                "count": (batch.mask.sum() * values.shape[2]).double().expand(values.shape[1]),
-            }
-        )
-    return {key: torch.cat([one[key] for one in found]) for key, _ in REDUCE}
+    outputs = (o.flatten(1)[:, None] for o in layer_outputs(context, layers))
+    parts: dict[str, list[Tensor]] = {key: [] for key, _ in REDUCE}
+    for values in (x, batch.y[:, None, None], *outputs):  # [B, channels, entries]
+        values = values.double()
+        zeroed, count = torch.where(real, values, 0.0), batch.mask.sum() * values.shape[2]
+        parts["low"].append(torch.where(real, values, torch.inf).amin(dim=(0, 2)))
+        parts["high"].append(torch.where(real, values, -torch.inf).amax(dim=(0, 2)))
+        parts["sum"].append(zeroed.sum(dim=(0, 2)))
+        parts["squares"].append(zeroed.square().sum(dim=(0, 2)))
+        parts["count"].append(count.double().expand(values.shape[1]))
+    return {key: torch.cat(part) for key, part in parts.items()}
 
 
-def gaussians(
-    moments: Tree, raw: bool, classes: int, layers: int
-) -> tuple[Gaussian, Gaussian, Gaussian]:
-    """Return the Gaussians of x [], y [] and o_0 to o_L [L + 1].
+def gaussians(moments: Tree, raw: bool, classes: int, layers: int) -> Gaussian:
+    """Return the Gaussians of x, y and o_0 to o_L, [L + 3].
 
     The standard deviation is at least 1e-3. A constant tensor that is scaled has mean 0.5.
 
@@ -89,13 +83,12 @@ def gaussians(
 
     # All channels of x have the same number of entries: the moments of x are means over them.
     mean_x = mean[:channels].mean()
-    second_moment = (variance + mean.square())[:channels].mean()
-    of_x = second_moment - mean_x.square()
-    return (
-        Gaussian(mean_x, of_x.clamp_min(LEAST_STD**2).sqrt()),
-        Gaussian(mean[channels], variance[channels].clamp_min(LEAST_STD**2).sqrt()),
-        Gaussian(mean[channels + 1 :], variance[channels + 1 :].clamp_min(LEAST_STD**2).sqrt()),
+    variance_x = (variance + mean.square())[:channels].mean() - mean_x.square()
+    mean, variance = (
+        torch.cat([one[None], rest[channels:]])
+        for one, rest in ((mean_x, mean), (variance_x, variance))
     )
+    return Gaussian(mean, variance.clamp_min(LEAST_STD**2).sqrt())
 
 
 def shift_scores(
@@ -105,7 +98,8 @@ def shift_scores(
 
     s_l = |(d(o_l, y) - d(o_l, x)) - (d(o_{l-1}, y) - d(o_{l-1}, x))|.
     """
-    x, y, outputs = gaussians(moments, raw, classes, len(layers))
+    mean, std = gaussians(moments, raw, classes, len(layers))
+    x, y, outputs = (Gaussian(mean[k], std[k]) for k in (0, 1, slice(2, None)))
     d = DISTANCES[distance]
     shift = d(outputs, y) - d(outputs, x)  # [L + 1]
     return {"scores": (shift[1:] - shift[:-1]).abs()}
