@@ -177,9 +177,7 @@ def test_weights_are_those_of_each_client_alone(trained):
     wanted = []
     model = next(slow.models(state, settings))
     names = built.algorithm.setting.net.names("all")
-    write = evaluate.Transform(
-        evaluate._WriteDeployedWeights(model.deployment.weights or (lambda context: {}))
-    )
+    write = evaluate.Transform(model.deployment.weights or (lambda context: {}))
     for client in range(built.federation.clients):
         ids = torch.tensor([client])
         kept = slow.run(model, ids, write=(write,), keeps=names).kept
