@@ -1,21 +1,18 @@
 """How a batch of a user's data loader is made of samples, labels and further values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from flbench.core.errors import DataError
 
-SAMPLE_COLUMNS: Final = (
+SAMPLE_NAMES: Final = (
     *("image", "img", "pixel_values", "input_ids", "tokens", "input_values", "x", "features"),
+    *("images", "input", "inputs"),
 )
-"""Columns of samples of data sets of Hugging Face; the first one that is there counts."""
-LABEL_COLUMNS: Final = ("label", "labels", "fine_label", "target", "y")
-"""Columns of labels of data sets of Hugging Face; the first one that is there counts."""
-SAMPLE_NAMES: Final = (*SAMPLE_COLUMNS, "images", "input", "inputs")
-"""Keys of the samples in a batch; one of them must be there."""
-LABEL_NAMES: Final = (*LABEL_COLUMNS, "targets")
-"""Keys of the labels in a batch; one of them must be there."""
+"""Keys of samples in a batch, and columns of them in data sets of Hugging Face."""
+LABEL_NAMES: Final = ("label", "labels", "fine_label", "target", "y", "targets")
+"""Keys of labels in a batch, and columns of them in data sets of Hugging Face."""
 
 
 @dataclass(frozen=True)
@@ -54,23 +51,21 @@ class BatchForm:
         Raises:
             DataError: It is neither, or its samples or labels cannot be told.
         """
-        if isinstance(batch, Mapping):
-            keys = tuple(batch)
-            sample, label = _one_of(keys, SAMPLE_NAMES), _one_of(keys, LABEL_NAMES)
-            if sample is None or label is None:
-                raise DataError(
-                    f"{what} is a dict with the keys {', '.join(map(str, keys))}. Name the samples"
-                    f" one of {', '.join(SAMPLE_NAMES)}, and the labels one of"
-                    f" {', '.join(LABEL_NAMES)}, each once."
-                )
-            return cls(keys, sample, label, is_dict=True)
         if isinstance(batch, tuple | list) and len(batch) >= 2:
             return cls(tuple(range(len(batch))), 0, 1, is_dict=False)
-        got = f"{type(batch).__name__}"
-        raise DataError(
-            f"{what} is of type {got}. It must be (samples, labels), (samples, labels, ...) with"
-            " further values for each sample, or a dict."
+        keys = tuple(batch) if isinstance(batch, Mapping) else ()
+        samples, labels = (
+            [key for key in keys if key in names] for names in (SAMPLE_NAMES, LABEL_NAMES)
         )
+        if len(samples) != 1 or len(labels) != 1:
+            raise DataError(
+                f"{what} is of type {type(batch).__name__} with the keys"
+                f" {', '.join(map(str, keys)) or None}. It must be (samples, labels), (samples,"
+                " labels, ...) with further values for each sample, or a dict with one key of"
+                f" {', '.join(SAMPLE_NAMES)}, and one of"
+                f" {', '.join(LABEL_NAMES)}."
+            )
+        return cls(keys, samples[0], labels[0], is_dict=True)
 
     @property
     def extras(self) -> tuple[str | int, ...]:
@@ -87,9 +82,3 @@ class BatchForm:
 
 PAIR: Final = BatchForm((0, 1), 0, 1, is_dict=False)
 """The form (samples, labels)."""
-
-
-def _one_of(keys: Sequence[Any], names: Sequence[str]) -> str | None:
-    """Return the one key that is among some names; None if there is none, or several are."""
-    found = [str(key) for key in keys if key in names]
-    return found[0] if len(found) == 1 else None

@@ -13,11 +13,7 @@ Entry = dict[str, Any]
 
 
 def data_sets(config: DataConfig) -> list[Entry]:
-    """Describe all known data sets and the further files in `data.root`.
-
-    Args:
-        config: Section `data`; its `name` and `path` are ignored.
-    """
+    """Describe all known data sets and the further files in `data.root`."""
     names = list(known_sets.known())
     if config.root.is_dir():
         files = (
@@ -29,9 +25,6 @@ def data_sets(config: DataConfig) -> list[Entry]:
 
 def data_set(config: DataConfig) -> Entry:
     """Describe one data set.
-
-    Args:
-        config: Section `data`.
 
     Returns:
         `name`, `title`, `classes` (number of classes) and `shape` of a sample (None for files that
@@ -63,9 +56,6 @@ def data_set(config: DataConfig) -> Entry:
 def location(config: DataConfig) -> str | None:
     """Return where a data set is stored, without loading or downloading it.
 
-    Args:
-        config: Section `data`.
-
     Returns:
         A path, or `scikit-learn` for `digits`; None if the data set is not stored yet.
     """
@@ -79,20 +69,13 @@ def location(config: DataConfig) -> str | None:
 
 
 def is_available(config: DataConfig) -> bool:
-    """Return whether a data set can be loaded without a download.
-
-    Args:
-        config: Section `data`.
-    """
+    """Return whether a data set can be loaded without a download."""
     is_given = config.path is not None or config.source is not None
     return is_given or config.name.startswith(HUGGING_FACE) or location(config) is not None
 
 
 def partition(federation: Federation) -> Entry:
     """Describe a partition.
-
-    Args:
-        federation: The federation.
 
     Returns:
         `dataset`, the name of the data set; `hash` of the partition (SHA-256, hex); `clients`,

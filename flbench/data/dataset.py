@@ -1,8 +1,7 @@
 """The data type of a data set in memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -116,25 +115,3 @@ class Dataset:
     def by_channel(self) -> tuple[int, ...]:
         """Shape that brings [channels] or [columns] to broadcast against one sample."""
         return (-1, *(1,) * (self.x.ndim - 2))
-
-
-@dataclass(frozen=True)
-class KnownDataset:
-    """Description of a data set that flbench knows by name.
-
-    Attributes:
-        title: Title for people.
-        classes: Number of classes C.
-        shape: Shape of one sample.
-        where: Where its files come from, for messages.
-        load: Function that loads it from `data.root`, downloading if necessary; None for data sets
-            that must be given as a file.
-        downloaded: Path below `data.root` that a download by torchvision creates.
-    """
-
-    title: str
-    classes: int
-    shape: tuple[int, ...]
-    where: str
-    load: Callable[[Path], Dataset] | None = None
-    downloaded: str = ""

@@ -202,14 +202,7 @@ class Federation:
         return x if keys is None or not self.augment else augment(x, keys, self.augment)
 
     def packed(self, x: Tensor, y: Tensor, rows: Any, *, dtype: torch.dtype) -> Any:
-        """Return a batch in the form that the user's data loader gives it.
-
-        Args:
-            x: Inputs [B, ...].
-            y: Labels [B], or targets.
-            rows: Rows [B] of the data set, as an array.
-            dtype: Floating-point type of further values.
-        """
+        """Return a batch in the form that the user's data loader gives it."""
         form = self.dataset.form
         if form is None:
             return x, y
@@ -223,12 +216,7 @@ class Federation:
         return form.packed(x, y, extras)
 
     def reseeded(self, seed: int) -> "Federation":
-        """Return a copy for another seed of the run, with the same samples for every client.
-
-        Args:
-            seed: Seed of the run. It determines which samples `rows` returns for a range or a
-                limit, and which samples of the common test set a limit selects.
-        """
+        """Return a copy for another seed of the run, with the same samples for every client."""
         return replace(self, seed=seed)
 
     def with_new_clients(self) -> "Federation":
@@ -247,11 +235,7 @@ class Federation:
         return replace(self, x=torch.empty(0), dataset=dataset)
 
     def with_samples(self, samples: NDArray[Any]) -> "Federation":
-        """Return a copy with the given samples as `x`, without copying them.
-
-        Args:
-            samples: All samples, as in `x`; the array may be read-only.
-        """
+        """Return a copy with the given samples as `x`, without copying them."""
         with warnings.catch_warnings():
             # PyTorch warns of read-only arrays, but nothing writes to the samples: batches are
             # copies.
@@ -263,10 +247,6 @@ class Federation:
 
         The type of `x` does not change, and that of `y` does for targets in floating point alone.
         Tensors that need no copy share their memory.
-
-        Args:
-            device: The device.
-            dtype: Floating-point type of `offset`, `scale` and such targets.
         """
         return replace(
             self,
@@ -278,11 +258,7 @@ class Federation:
         )
 
     def common_rows(self, limit: int | None) -> Indices:
-        """Return the rows of the common test set, or a sample of it that is stratified by class.
-
-        Args:
-            limit: Number of rows of the sample; None for the whole set.
-        """
+        """Return the rows of the common test set, or `limit` of them, stratified by class."""
         rows = self.common
         if limit is None or limit >= len(rows):
             return rows
@@ -310,13 +286,6 @@ def build(
     """Partition a data set, and shift, encode, impute and normalize its samples.
 
     Statistics of the data are those of the clients that train.
-
-    Args:
-        dataset: The data set.
-        data: Section `data`, for normalization and augmentation.
-        partition: Section `partition`.
-        seed: Seed of the run.
-        shifted: Section `shift`.
 
     Raises:
         UserError: The partition cannot be made from these samples, a saved partition cannot be

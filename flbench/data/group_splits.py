@@ -23,13 +23,6 @@ def split_groups(
     The groups are split as `split_client` splits samples, and each part has one of three groups or
     more. The class of a group is the one that most of its samples have, and the first of several.
 
-    Args:
-        indices: Rows [n] of the client's samples.
-        y: Labels [n] of these samples.
-        groups: Groups [n] of these samples.
-        ratios: Shares of the groups for train, validation and test, which sum to 1.
-        rng: Random generator.
-
     Returns:
         The ascending rows of the three parts.
 
@@ -92,12 +85,6 @@ def split_by_position(
 
     The text is cut where the ratios say, and a part has the samples that lie between its cuts. If
     none lies before the first cut, the first sample is the training part.
-
-    Args:
-        indices: Rows [n] of the client's samples.
-        starts: First position [n] of each sample in the text.
-        span: Number of positions that a sample covers.
-        ratios: Shares of the text for train, validation and test, which sum to 1.
 
     Returns:
         The ascending rows of the three parts.

@@ -3,6 +3,8 @@
 The import loads no PyTorch.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -11,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from flbench.core.errors import DataError
-from flbench.data.dataset import Dataset, KnownDataset
+from flbench.data.dataset import Dataset
 
 # Exceptions that torchvision raises for damaged files.
 DAMAGED: Final = (
@@ -33,6 +35,28 @@ TORCHVISION: Final = {
         )
     },
 }
+
+
+@dataclass(frozen=True)
+class KnownDataset:
+    """Description of a data set that flbench knows by name.
+
+    Attributes:
+        title: Title for people.
+        classes: Number of classes C.
+        shape: Shape of one sample.
+        where: Where its files come from, for messages.
+        load: Function that loads it from `data.root`, downloading if necessary; None for data sets
+            that must be given as a file.
+        downloaded: Path below `data.root` that a download by torchvision creates.
+    """
+
+    title: str
+    classes: int
+    shape: tuple[int, ...]
+    where: str
+    load: Callable[[Path], Dataset] | None = None
+    downloaded: str = ""
 
 
 def known() -> dict[str, KnownDataset]:

@@ -58,11 +58,6 @@ def _number(text: str) -> int | float | None:
 def class_names(labels: Iterable[str], where: str, what: str = "labels") -> dict[str, str]:
     """Return the name of the class of each label; labels that are one number have one name.
 
-    Args:
-        labels: Labels as text; repetitions are allowed.
-        where: What the data are, as the beginning of an error message.
-        what: What the labels are, in the plural.
-
     Raises:
         DataError: Two labels are one number, and one of them has leading zeros.
 
@@ -232,14 +227,9 @@ def as_texts(array: NDArray[Any], what: str, item: str) -> list[str]:
 
 
 def with_blocks(dataset: Dataset, groups: NDArray[Any], name: str, what: str) -> Dataset:
-    """Return a data set whose samples of one group stay in one part of a client.
+    """Return a data set whose samples of one group [n] stay in one part of a client.
 
-    Args:
-        dataset: The data set.
-        groups: Group of each sample, [n] names or numbers; or of the samples of the train part
-            alone, if each other sample is a group of its own.
-        name: Name of the column or array that has them.
-        what: What they are, as the beginning of an error message.
+    With groups of the train part alone, each other sample is a group of its own.
 
     Raises:
         DataError: A group is missing, there is another number of groups than samples, or all

@@ -60,12 +60,6 @@ def hold_out(
 ) -> tuple[ClientParts, ClientParts]:
     """Divide a partition into the clients that train and those that join after the training.
 
-    Args:
-        partition: The partition of all N clients.
-        dataset: Data set that its rows refer to.
-        config: Section `partition`.
-        seed: Seed of the run; `config.seed` takes precedence.
-
     Returns:
         The clients that train, and the new ones.
 
@@ -121,21 +115,9 @@ def _distributed_anew(
 ) -> dict[str, list[Indices]]:
     """Return parts in which the samples of the new clients are distributed by `new_alpha`.
 
-    Args:
-        parts: Rows of the new clients by part.
-        dataset: Data set that the rows refer to.
-        config: Section `partition`.
-        seed: Seed of the partition.
-        first: Id of the first new client.
-
     Raises:
-        ConfigError: The targets are not classes, or there are too few samples.
+        ConfigError: There are too few samples.
     """
-    if dataset.targets is not None:
-        raise ConfigError(
-            f"`partition.new_alpha={config.new_alpha:g}` distributes samples by their classes, and"
-            f" `{dataset.name}` has targets that are not classes. Leave it out."
-        )
     count = len(parts["train"])
     pool = np.sort(np.concatenate([rows for part in PARTS for rows in parts[part]]))
     if count * config.min_samples > len(pool):
@@ -162,11 +144,7 @@ def _distributed_anew(
 def _few_shots(rows: Indices, y: NDArray[Any], most: int, rng: np.random.Generator) -> Indices:
     """Return ascending rows [n] of a client, at most `most` of each class of their labels y [n]."""
     order = rng.permutation(len(rows))
-    taken: dict[int, int] = {}
-    kept = []
-    for position in order.tolist():
-        label = int(y[position])
-        taken[label] = taken.get(label, 0) + 1
-        if taken[label] <= most:
-            kept.append(position)
-    return rows[np.sort(np.array(kept, dtype=np.int64))]
+    labels = y[order]
+    return np.sort(
+        rows[np.concatenate([order[labels == label][:most] for label in np.unique(labels)])]
+    )

@@ -53,12 +53,7 @@ def unit(x: NDArray[Any], rows: Indices, dataset: Dataset) -> Normalization:
 
 
 def given(numbers: GivenNormalization, x: NDArray[Any], dataset: Dataset) -> Normalization:
-    """Return the normalization by the user's mean and standard deviation.
-
-    Args:
-        numbers: Mean and standard deviation; of pixels scaled to [0, 1].
-        x: All samples, after words became columns.
-        dataset: The data set.
+    """Return the normalization by the user's numbers, those of pixels scaled to [0, 1].
 
     Raises:
         DataError: There are neither one number nor as many as channels or columns, or the numbers

@@ -16,7 +16,7 @@ from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.core.user_code_errors import calling
 from flbench.data import images, loaders, npz_files, tables, tokens
 from flbench.data import labels as labels_of
-from flbench.data.batch_form import LABEL_COLUMNS, SAMPLE_COLUMNS
+from flbench.data.batch_form import LABEL_NAMES, SAMPLE_NAMES
 from flbench.data.dataset import Dataset
 from flbench.data.targets import NAMES as NO_CLASSES
 from flbench.data.targets import take as take_targets
@@ -283,9 +283,9 @@ class Data:
         if "train" not in splits:
             raise DataError(f"`data` has no split `train`, but {', '.join(splits)}. Give one.")
         columns, features = list(splits["train"].column_names), splits["train"].features
-        target = label or next((name for name in LABEL_COLUMNS if name in columns), columns[-1])
+        target = label or next((name for name in LABEL_NAMES if name in columns), columns[-1])
         others = [name for name in columns if name not in (target, client)]
-        source = next((name for name in SAMPLE_COLUMNS if name in others), None)
+        source = next((name for name in SAMPLE_NAMES if name in others), None)
         if source is None and len(others) != 1:
             frame = splits["train"].to_pandas()
             if label is None:  # a table's label is its last column

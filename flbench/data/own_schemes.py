@@ -72,10 +72,6 @@ def assign(
 def sha256(config: PartitionConfig, partition_hash: str) -> str | None:
     """Return the SHA-256 (hex) of the source file of a scheme or, for an object, of the partition.
 
-    Args:
-        config: Section `partition`.
-        partition_hash: SHA-256 of the partition that the scheme made.
-
     Returns:
         The hash; None if the scheme is one of flbench.
 

@@ -225,12 +225,6 @@ def natural(
 ) -> tuple[list[Indices], list[str]]:
     """Return the rows of natural clients, and notes; a random subset of `partition.clients`.
 
-    Args:
-        dataset: The data set.
-        pool: Rows of the samples to distribute.
-        config: Section `partition`.
-        seed: Seed of the partition.
-
     Raises:
         ConfigError: The data set has no natural clients, or fewer than `partition.clients`.
     """

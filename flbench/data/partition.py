@@ -68,11 +68,7 @@ class ClientParts:
         return np.sort(np.concatenate([self.parts[part][client] for part in PARTS]))
 
     def classes_of(self, y: Indices) -> Indices:
-        """Return the classes [n] of all samples as clients see them.
-
-        Args:
-            y: Labels [n] of the data set.
-        """
+        """Return the classes [n] of all samples as clients see them."""
         return y if self.classes is None else self.classes
 
     def hash(self) -> str:
@@ -108,12 +104,6 @@ def split_client(
     The sizes of the parts follow the ratios by the largest-remainder method, with at least one
     training sample. Of a class with n samples, each part first gets floor(ratio * n); the remaining
     samples of all classes fill the parts up in random order.
-
-    Args:
-        indices: Rows [n] of the client's samples.
-        y: Labels [n] of these samples.
-        ratios: Shares of train, validation and test, which sum to 1.
-        rng: Random generator.
 
     Returns:
         The ascending rows of the three parts.

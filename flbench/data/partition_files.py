@@ -23,11 +23,6 @@ def encode(
 
     The first has the arrays `index`, `client` and `part` (0 train, 1 validation, 2 test) with one
     entry per sample, and `train_counts` [N, C].
-
-    Args:
-        partition: The partition.
-        dataset: Data set that its rows refer to.
-        config: Section `partition`, for the description.
     """
     index = np.concatenate([indices for part in PARTS for indices in partition.parts[part]])
     sizes = {name: [len(indices) for indices in partition.parts[name]] for name in PARTS}
@@ -87,13 +82,7 @@ def check_unchanged(
 ) -> None:
     """Check that samples and partition are those that the partition.json of a folder describes.
 
-    Args:
-        folder: Folder of a run or a study.
-        partition: The partition.
-        dataset: The data set. The hash of the partition covers only its labels.
-        cure: What the user can do; the last sentence of the error.
-        has_samples: Whether the data set has its samples; false for that of a worker process, whose
-            samples are compared before they are sent to it.
+    Of a worker process, which has no samples (`has_samples`), the partition alone is compared.
 
     Raises:
         DataError: They differ, or partition.json cannot be read.
@@ -117,10 +106,6 @@ def save(partition: ClientParts, dataset: Dataset, config: PartitionConfig, path
 
 def load(path: Path, dataset: Dataset) -> ClientParts:
     """Read a saved partition.
-
-    Args:
-        path: The NPZ file; the JSON file must be beside it.
-        dataset: Data set that the rows must refer to.
 
     Raises:
         DataError: A file is missing or damaged, the two files do not belong together, or the

@@ -32,10 +32,7 @@ Split = tuple[Indices, Indices, Indices]
 def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> ClientParts:
     """Distribute the samples of a data set to clients and split each client's samples.
 
-    Args:
-        dataset: The data set.
-        config: Section `partition`, with the scheme and its parameters.
-        seed: Seed of the run; `config.seed` takes precedence.
+    The seed of the section `partition` takes precedence over that of the run.
 
     Raises:
         ConfigError: The configuration does not fit these samples, for example because there are too
@@ -115,12 +112,6 @@ def split_rows(
     The others are then split into training and test part in the ratio of the first and the third
     share. A client of which all samples are chosen is split like one that has none of them. Samples
     of one group (`Dataset.blocks`) stay in one part; see `group_splits`.
-
-    Args:
-        rows: Ascending rows [n] of the client's samples.
-        dataset: The data set.
-        ratios: Shares of train, validation and test, which sum to 1.
-        rng: Random generator.
     """
     if dataset.blocks is not None:
         from flbench.data.group_splits import split_groups

@@ -60,9 +60,6 @@ def dirichlet_by_class(
 def by_class(y: Indices) -> list[Indices]:
     """Return the ascending positions of each class that occurs, in ascending order of the classes.
 
-    Args:
-        y: Labels [n].
-
     >>> [positions.tolist() for positions in by_class(np.array([7, 0, 7]))]
     [[1], [0, 2]]
     """

@@ -58,13 +58,6 @@ def make(config: ShiftConfig, clients: int, channels: int, classes: int, seed: i
 
     Group 0 keeps the channels and labels of the data; the other groups draw permutations.
 
-    Args:
-        config: Section `shift`.
-        clients: Number of clients N.
-        channels: Number of channels of the images.
-        classes: Number of classes C.
-        seed: Seed of the partition.
-
     Raises:
         ConfigError: The section does not fit the number of clients, or itself.
     """
@@ -115,12 +108,6 @@ def apply(
 ) -> tuple[NDArray[Any], ClientParts]:
     """Return the shifted samples of a data set, and the partition with what was done to clients.
 
-    Args:
-        dataset: The data set; it is not changed.
-        partition: The partition.
-        config: Section `shift`, with at least one shift.
-        seed: Seed of the partition.
-
     Raises:
         ConfigError: The data are no images, or have no channels or classes to permute, or the
             section does not fit the number of clients.
@@ -156,12 +143,6 @@ def transformed(
     """Return the samples of a data set as a scheme of the user transforms them, and the partition.
 
     The function is called once for each client, with copies of all its samples.
-
-    Args:
-        dataset: The data set; it is not changed.
-        partition: The partition, with the function as `transform`.
-        seed: Seed of the partition.
-        what: The key and its value, for messages.
 
     Raises:
         ConfigError: The function raises an exception, returns something else than samples and

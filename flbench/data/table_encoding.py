@@ -24,11 +24,6 @@ def encode_words(
     The words are those that occur in the training parts of the clients, all clients together, so
     that all have the same columns. Another word is 0 in all of them, and a missing value is NaN.
 
-    Args:
-        x: Samples [n, columns].
-        dataset: The table.
-        partition: The clients that train.
-
     Returns:
         The samples [n, new columns]; for each new column the column of the data set that it comes
         from, and the position of its word (-1 for a column of numbers); and notes.

@@ -20,11 +20,8 @@ def take(
 ) -> NDArray[Any] | None:
     """Take the targets out of the arrays of a data set; in their place come labels that are 0.
 
-    Args:
-        arrays: Arrays by the names of an NPZ file.
-        where: What the data are, for messages.
-        given: Whether the labels are targets. None: they are if they cannot be classes, because
-            there are several values for each sample, or values that are not whole numbers.
+    If `given` does not say whether labels are targets, they are if they cannot be classes: several
+    values for each sample, or values that are not whole numbers.
 
     Returns:
         Targets [n, ...] in the order of the data set's samples, float32, float64 or int64; None if

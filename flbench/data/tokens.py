@@ -55,11 +55,6 @@ def complete(dataset: Dataset, padding: int | None, where: str) -> Dataset:
 def padded(sequences: Sequence[Any], padding: int, where: str) -> NDArray[np.int64]:
     """Return sequences of different lengths as one array [n, L], filled up on the right.
 
-    Args:
-        sequences: n sequences of whole numbers; the longest has L.
-        padding: Token id that fills them up.
-        where: What the data are, as the beginning of an error message.
-
     Raises:
         DataError: An item is not a sequence of whole numbers.
 

@@ -202,7 +202,7 @@ class Broken(Items):
         ([DataLoader(Untold(20, ""))], ("loader 0", "first, second", "image", "label")),
         ([DataLoader(Broken(20, ""))], ("loader 0", "ZeroDivisionError", "test_federate_loaders")),
         (loaders("pair")[:1] + loaders("dict")[:1], ("loader 1", "same form")),
-        ([DataLoader(Items(20, "pair").x)], ("loader 0", "Tensor", "(samples, labels)")),
+        ([DataLoader(Items(20, "pair").x)], ("loader 0", "Tensor", "(samples,")),
         (lightning.LightningDataModule(), ("train_dataloader",)),
     ],
 )
