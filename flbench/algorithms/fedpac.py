@@ -8,7 +8,6 @@ import flbench.algorithms as fl
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm, weights_of_trained
 from flbench.algorithms.shared.mixing import mix
-from flbench.algorithms.shared.prototypes import ClassSums
 from flbench.losses import CrossEntropy, PrototypeL2
 
 LEAST_WEIGHT = 1e-3  # smaller weights of heads are set to zero, as in the authors' code
@@ -163,7 +162,7 @@ def moments(context: fl.Context, classes: int) -> fl.Tree:
     """Return `sums` [C, D], `counts` [C] and `squares` [] of one batch, float64."""
     squares = context.out.features.double().square().sum(dim=1)  # [B]
     squares = torch.where(context.batch.mask, squares, 0.0).sum()
-    return ClassSums(classes)(context) | {"squares": squares}
+    return prototypes.sums_by_class(context, classes) | {"squares": squares}
 
 
 def summary(context: fl.Context, sums: fl.Tree) -> fl.Tree:

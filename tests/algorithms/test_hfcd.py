@@ -15,7 +15,7 @@ from flbench.algorithms.hfcd import (
 )
 from flbench.algorithms.shared import prototypes
 from flbench.client.batchnorm import recalibrate
-from flbench.client.program import LocalProgram, Phase, Statistic
+from flbench.client.program import LocalProgram, Phase, Statistic, bind
 from flbench.core.tree import take
 from flbench.core.types import Dispatch, Message, Results, State
 from flbench.experiment.rounds import settings_of
@@ -229,7 +229,7 @@ def test_prototypes_under_dropped_statistics_are_those_of_the_recalibrated_net()
 
     found = {}
     for name, steps in (("anew", recalibrate(net)), ("left behind", ())):
-        collect = Statistic("classes", prototypes.ClassSums(10))
+        collect = Statistic("classes", bind(prototypes.sums_by_class, 10))
         found[name] = built.engine.run(
             LocalProgram(steps),
             torch.arange(5),

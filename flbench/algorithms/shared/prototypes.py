@@ -14,7 +14,7 @@ from torch import Tensor
 from flbench.algorithms.base import Deployment
 from flbench.algorithms.setting import Setting
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
-from flbench.client.program import LocalProgram, Statistic, Step, Transform
+from flbench.client.program import LocalProgram, Statistic, Step, Transform, bind
 from flbench.core.learned import LearnedPoints
 from flbench.core.types import Context, Dispatch, Message, State, Tree
 from flbench.losses.similarity import class_sums, membership
@@ -26,25 +26,20 @@ MASKS = (("prototypes", "held"), ("counts", "held"), ("ids", "held"))
 """Masks of the upload: a client sends D floats, a count and an id for each class that it holds."""
 
 
-@dataclass(frozen=True)
-class ClassSums:
-    """Sums of features and numbers of samples by class, in float64.
+def sums_by_class(
+    context: Context, classes: int, of: Callable[[Tensor], Tensor] | None = None
+) -> Tree:
+    """Return `sums` [C, D] of the features of a batch by class, and `counts` [C], in float64.
 
-    Attributes:
+    Args:
+        context: A batch.
         classes: Number of classes C.
         of: Function of features [B, D] whose result [B, D] is summed; None sums the features.
     """
-
-    classes: int
-    of: Callable[[Tensor], Tensor] | None = None
-
-    def __call__(self, context: Context) -> Tree:
-        """Return `sums` [C, D] and `counts` [C] of one batch."""
-        features, batch = context.out.features.double(), context.batch
-        if self.of is not None:
-            features = self.of(features)
-        sums, counts = class_sums(features, batch.y, self.classes, batch.mask)
-        return {"sums": sums, "counts": counts}
+    features, batch = context.out.features.double(), context.batch
+    features = features if of is None else of(features)
+    sums, counts = class_sums(features, batch.y, classes, batch.mask)
+    return {"sums": sums, "counts": counts}
 
 
 @dataclass(frozen=True)
@@ -74,15 +69,7 @@ def write_counts(context: Context) -> Tree:
 
 
 def write_prototypes(context: Context) -> Tree:
-    """Write the class means that the Statistic `classes` found into the client's leaves.
-
-    Args:
-        context: Its ctx has `classes.sums` [C, D] and `classes.counts` [C]; the client's leaf
-            `prototypes` gives the dtype.
-
-    Returns:
-        The leaves of `upload`.
-    """
+    """Write the class means of the Statistic `classes` into the client's leaves, as `upload`."""
     counts = context.ctx["classes.counts"]
     means = context.ctx["classes.sums"] / counts.clamp_min(1.0)[:, None]
     return upload(means.to(context.leaves["prototypes"].dtype), counts)
@@ -117,19 +104,8 @@ def collect(
         of: Function of features [B, D] whose result is summed by class; None sums the features.
         write: Transform that makes leaves from the sums and counts.
     """
-    sums = Statistic("classes", ClassSums(setting.classes, of))
+    sums = Statistic("classes", bind(sums_by_class, setting.classes, of))
     return (*reestimate_batchnorm(setting), sums, Transform(write))
-
-
-def count(setting: Setting) -> tuple[Step, ...]:
-    """Return the steps with which a client counts its training samples of each class.
-
-    They write the leaf `counts`, which is zero for a client that has not computed prototypes yet.
-
-    Args:
-        setting: Setting of the method.
-    """
-    return Statistic("held", CountClasses(setting.classes)), Transform(write_counts)
 
 
 def empty(setting: Setting, start: Tree) -> tuple[Tree, Tree]:
@@ -207,7 +183,8 @@ def rules(setting: Setting, dispatch: Dispatch) -> dict[str, Deployment]:
         dispatch: What the server sends, with `table`.
     """
     # A client that has not taken part yet knows its own classes too.
-    counted = LocalProgram(count(setting))
+    held = Statistic("held", CountClasses(setting.classes))
+    counted = LocalProgram((held, Transform(write_counts)))
     return {
         "proto": Deployment(dispatch, predict=NearestPrototype(own=False)),
         "proto_own": Deployment(dispatch, counted, predict=NearestPrototype(own=True)),
