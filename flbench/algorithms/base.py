@@ -220,8 +220,7 @@ class Algorithm:
     def notes(self) -> list[str]:
         """Return sentences for the user, printed as `note: ...` before the first round.
 
-        A note says what a user may not expect, for example that the method equals FedAvg with
-        these keys. It is called once, after `requires`.
+        A note says what a user may want to change. It is called once, after `requires`.
         """
         return []
 

@@ -145,7 +145,7 @@ class FedDBE(fl.Algorithm):
         steps = ceil(int(self.setting.sizes.max()) / size) * self.setting.train.local_epochs
         finish = fl.bind(last_running_mean, self.config.mu, size)
         running = fl.Statistic("batches", fl.bind(batch_means, steps), finish=finish)
-        train = replace(self.phase(CrossEntropy()), record=(running,))
+        train = self.phase(CrossEntropy(), record=(running,))
         return (train, fl.Transform(write_running_mean))
 
     # Server

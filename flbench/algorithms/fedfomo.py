@@ -1,6 +1,5 @@
 """FedFomo: clients move towards the models of others that help them (Zhang et al., ICLR 2021)."""
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -97,7 +96,7 @@ class FedFomo(fl.Algorithm):
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
-        train = replace(self.phase(*self.terms()), samples=fl.Samples(low=VALIDATION))
+        train = self.phase(*self.terms(), samples=fl.Samples(low=VALIDATION))
         steps, masks = (*self.mixing(), train), (("raw", "asked"),)
         return fl.LocalProgram(steps, keeps | sends, sends | {"raw"}, masks)
 

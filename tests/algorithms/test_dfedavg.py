@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.models.base import net_leaves
 from flbench.testing import after
@@ -50,18 +49,3 @@ def test_theta_is_momentum_and_nothing_else():
     assert models("algorithm=dfedavg", *heavy) == dfedavgm != dfedavg
     assert models("algorithm=dfedavgm", "algorithm.theta=0", *none) == dfedavg
     assert models("algorithm=dfedavgm", "algorithm.theta=0.5", *heavy) not in (dfedavg, dfedavgm)
-
-
-@pytest.mark.parametrize(
-    ("override", "cure"),
-    [
-        ("train.optimizer.name=adam", "train.optimizer.name=sgd"),
-        ("train.optimizer.nesterov=true", "train.optimizer.nesterov=false"),
-    ],
-)
-def test_momentum_of_another_optimiser_is_refused(override, cure):
-    keys = ("train.optimizer.momentum=0.5", override)
-
-    with pytest.raises(ConfigError, match=cure):
-        build("algorithm=dfedavgm", *keys)
-    assert build("algorithm=dfedavg", *keys)

@@ -9,7 +9,6 @@ from torch.nn.functional import cross_entropy
 
 from flbench.algorithms.dfedhp import PHI, Z
 from flbench.client.program import LocalProgram, Phase, Transform
-from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
 from flbench.testing import after
 from tests.algorithms.plain import generated
@@ -198,14 +197,6 @@ def test_batchnorm_statistics_stay_with_the_client(policy):
     statistics = built.algorithm.setting.net.statistics
     assert sends == LEAVES
     assert keeps & statistics == (set() if policy == "drop" else statistics)
-
-
-@pytest.mark.parametrize(
-    "keys", [("model.name=logistic",), ("model.name=mlp", "algorithm.private=linear")]
-)
-def test_net_without_weights_to_generate_is_refused(keys):
-    with pytest.raises(ConfigError, match="nothing to generate"):
-        build(METHOD, *keys)
 
 
 def test_more_epochs_than_other_methods_train_are_noted():

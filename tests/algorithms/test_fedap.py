@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from flbench.algorithms.fedap import distances, near_weights
-from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
 from flbench.testing import after, played
@@ -227,10 +226,3 @@ def test_bytes_leave_batchnorm_out_and_list_the_set_up_apart():
     assert traffic["up_bytes"] == 5 * (2 * (rest + norm) + 3 * rest)
     assert traffic["down_bytes"] == 5 * ((rest + norm) + 3 * rest)
     assert traffic["setup_bytes"] == 5 * ((rest + norm) + 4 * 2 * 22)
-
-
-def test_net_without_batchnorm_and_a_single_round_are_refused():
-    with pytest.raises(ConfigError, match="no BatchNorm"):
-        build("algorithm=fedap", "model.name=lenet5", "model.norm=group")
-    with pytest.raises(ConfigError, match=r"train\.rounds=1"):
-        build(*KEYS, "train.rounds=1")

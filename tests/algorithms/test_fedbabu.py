@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
 from flbench.testing import after
 from tests.algorithms.plain import (
@@ -105,11 +104,6 @@ def test_gm_is_the_model_before_fine_tuning():
     assert list(deployments) == ["personal", "noft", "gm"]
     assert deployments["gm"].program is None
     assert not any(name.startswith("head") for name in deployments["gm"].dispatch.shared.values)
-
-
-def test_net_without_body_is_refused():
-    with pytest.raises(ConfigError, match=r"model\.name"):
-        build("algorithm=fedbabu", "model.name=logistic")
 
 
 @pytest.mark.slow

@@ -2,16 +2,10 @@
 
 import pytest
 
-from flbench.core.errors import ConfigError
 from flbench.core.tree import only
 from flbench.testing import after
 from tests.algorithms.plain import EPOCHS, FULL, Plain, assert_close, deployed, lenet5_bytes
 from tests.support import build
-
-
-def test_net_without_batchnorm_is_refused_with_the_cure():
-    with pytest.raises(ConfigError, match=r"no BatchNorm layer.*`algorithm.allow_no_bn=true`"):
-        build("algorithm=fedbn", "model.name=lenet5", "model.norm=group")
 
 
 def test_without_batchnorm_it_is_fedavg_with_a_note():

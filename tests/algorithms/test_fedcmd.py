@@ -9,7 +9,6 @@ import torch
 
 from flbench.algorithms.fedcmd import majority
 from flbench.algorithms.shared.election import smallest
-from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results, State
 from flbench.data import batches
 from flbench.experiment.rounds import exchange, settings_of, train
@@ -232,11 +231,6 @@ def test_bytes_of_both_phases_are_those_of_the_table():
     assert costs[0] == (0, w + 4)
     assert costs[1] == (w + behind, w)  # phase 1's model, then the mixed layers
     assert costs[2] == (w - 4 * sizes["fc1"], w)
-
-
-def test_net_with_one_linear_layer_is_refused():
-    with pytest.raises(ConfigError, match=r"algorithm\.candidates"):
-        build("algorithm=fedcmd", "model.name=resnet18")
 
 
 @pytest.mark.slow

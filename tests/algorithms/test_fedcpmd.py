@@ -12,7 +12,6 @@ from scipy import integrate
 
 from flbench.algorithms.fedcpmd import elected
 from flbench.cli import app
-from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.types import Message, Results, State, Tree
 from flbench.experiment.rounds import exchange, settings_of, train
@@ -536,12 +535,6 @@ def test_paper_evaluation_changes_no_model_and_is_absent_unless_asked_for():
     assert "cohort" not in plain
     assert "personal@before" not in plain["last"]["test"]
     assert paper["last"]["test"]["accuracy"] == plain["last"]["test"]["accuracy"]
-
-
-@pytest.mark.parametrize("net", ["resnet18", "logistic"])
-def test_net_with_one_linear_layer_is_refused(net):
-    with pytest.raises(ConfigError, match=r"algorithm\.candidates"):
-        build("algorithm=fedcpmd", f"model.name={net}")
 
 
 @pytest.mark.slow

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results
 from flbench.models.base import net_leaves
 from flbench.testing import played
-from tests.support import build, config_of, summary_of_run, write_npz
+from tests.support import build, summary_of_run, write_npz
 
 EXACT = "engine.precision=64-true"
 LENET = ("model.name=lenet5", EXACT)
@@ -202,9 +201,3 @@ def test_every_option_changes_the_models(option):
     changed = summary_of_run(*keys, f"algorithm.{option}")
 
     assert changed["weights_digest"] != default["weights_digest"]
-
-
-def test_alpha_of_zero_is_refused():
-    """It would not be FedAvg: the server's term carries no alpha."""
-    with pytest.raises(ConfigError, match="alpha"):
-        config_of("algorithm=feddyn", "algorithm.alpha=0")

@@ -7,7 +7,7 @@ import torch
 
 from flbench.algorithms import fedfomo
 from flbench.client.program import Phase, Statistic
-from flbench.core.errors import ConfigError, DivergedError
+from flbench.core.errors import DivergedError
 from flbench.core.rng import Draw
 from flbench.core.tree import take
 from flbench.core.types import Context, Info
@@ -289,11 +289,6 @@ def test_bytes_are_m_models_down_and_one_up():
     assert summary["communication"]["down_bytes"] == 5 * 2 * 2 * (w + 1)
     assert summary["communication"]["up_bytes"] == 5 * (3 * w + 2 * 2 * 4)
     assert most["communication"]["down_bytes"] == 5 * 2 * 4 * (w + 1)
-
-
-def test_single_client_is_refused():
-    with pytest.raises(ConfigError, match=r"partition\.clients=1"):
-        build(*KEYS, "partition.clients=1")
 
 
 # Mixing by validation losses

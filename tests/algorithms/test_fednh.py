@@ -8,7 +8,6 @@ import torch
 
 from flbench.algorithms.fednh import SMALLEST_SCALE, far_apart, keep_positive
 from flbench.client.program import Phase
-from flbench.core.errors import ConfigError
 from flbench.core.types import Context, Message, Results, State
 from flbench.experiment import rounds
 from flbench.testing import after
@@ -180,11 +179,6 @@ def test_fixed_scale_neither_moves_nor_travels():
     learnt = summary_of_run("algorithm=fednh", "algorithm.scale=30")
     fixed = summary_of_run(*keys)
     assert learnt["weights_digest"] != fixed["weights_digest"]
-
-
-def test_net_without_body_is_refused():
-    with pytest.raises(ConfigError, match=r"model\.name"):
-        build("algorithm=fednh", "model.name=logistic")
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from flbench.core.errors import ConfigError
 from flbench.core.tree import only
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
@@ -102,11 +101,6 @@ def test_fine_tuning_is_evaluated_beside_and_discarded(tmp_path):
     assert tuned["weights_digest"] == plain["weights_digest"]
     assert len(accuracies(path, "ft")) == len(accuracies(path, "personal"))
     assert accuracies(path, "ft") != accuracies(path, "personal")
-
-
-def test_more_layers_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match=r"`algorithm.layers` must be in \[0, 3\].* got 4"):
-        build("algorithm=fedper", "algorithm.layers=4")
 
 
 @pytest.mark.slow

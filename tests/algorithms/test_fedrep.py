@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flbench.client.program import Phase
-from flbench.core.errors import ConfigError, UserError
+from flbench.core.errors import UserError
 from flbench.core.tree import only
 from flbench.experiment import rounds
 from flbench.testing import after
@@ -88,10 +88,7 @@ def test_head_gets_the_epochs_that_are_left():
     assert [step.epochs for step in steps] == [4, 1]
 
 
-def test_one_epoch_is_refused_unless_the_heads_are_given():
-    with pytest.raises(ConfigError, match=r"train\.local_epochs"):
-        build("algorithm=fedrep")
-
+def test_heads_have_their_epochs_beside_one_of_the_body():
     built = build("algorithm=fedrep", "algorithm.head_epochs=2")
 
     assert [step.epochs for step in built.algorithm.program(None).steps] == [2, 1]

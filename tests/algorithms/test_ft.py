@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.core.errors import ConfigError
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.plain import (
@@ -16,7 +15,7 @@ from tests.algorithms.plain import (
     lenet5_bytes,
 )
 from tests.algorithms.test_identities import LENET, POLICIES
-from tests.support import build, config_of, run
+from tests.support import build, run
 
 NONE = ("algorithm=ft", "algorithm.finetune_epochs=0")
 
@@ -118,11 +117,6 @@ def test_models_of_other_configurations_are_evaluated_beside_it(tmp_path):
     assert accuracies(ft, "gm", "common") == accuracies(fedavg, "gm", "common")
     assert accuracies(ft, "personal") != accuracies(ft, "noft")
     assert summary["last"]["test"]["accuracy"] > summary["last"]["test"]["noft"]["accuracy"]
-
-
-def test_learning_rate_zero_is_refused():
-    with pytest.raises(ConfigError, match="finetune_lr"):
-        config_of("algorithm=ft", "algorithm.finetune_lr=0")
 
 
 @pytest.mark.slow

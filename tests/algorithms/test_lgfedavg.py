@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from flbench.core.errors import ConfigError
 from flbench.core.tree import only
 from flbench.experiment.communication import apply_masks
 from flbench.testing import after
@@ -72,11 +71,6 @@ def test_default_shares_what_fedper_keeps():
     )
 
     assert lg.split() == per.split()[::-1]
-
-
-def test_more_layers_than_the_net_has_are_refused():
-    with pytest.raises(ConfigError, match=r"layers.*\[0, 5\], got 6"):
-        build("algorithm=lgfedavg", "model.name=lenet5", "algorithm.layers=6")
 
 
 @pytest.mark.slow

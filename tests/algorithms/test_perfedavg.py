@@ -5,7 +5,6 @@ import torch
 
 from flbench.algorithms import Batch
 from flbench.algorithms.perfedavg import meta_gradient
-from flbench.core.errors import ConfigError
 from flbench.core.types import Context
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
@@ -196,12 +195,6 @@ def test_difference_of_gradients_is_the_product_with_the_hessian():
     found = meta_gradient(context_of({"w": w}, batch(9)), grad, 0.3, 1e-4)["w"]
 
     assert torch.allclose(found, outer - 0.3 * hessian @ outer, rtol=0, atol=1e-8)
-
-
-@pytest.mark.parametrize("keys", [("momentum=0.9",), ("name=adam",)])
-def test_other_optimizers_are_refused(keys):
-    with pytest.raises(ConfigError, match=r"train\.optimizer\.name=sgd"):
-        build("algorithm=perfedavg", *(f"train.optimizer.{key}" for key in keys))
 
 
 @pytest.mark.slow

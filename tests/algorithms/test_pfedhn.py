@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from flbench.algorithms import pfedhn
-from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.tree import only, take
 from flbench.engine.base import RoundSettings
@@ -264,10 +263,8 @@ def test_default_rate_of_the_server_is_the_papers_times_the_clients_of_a_round(p
     assert algorithm.server_lr == pytest.approx(rate)
 
 
-def test_embedding_has_the_length_of_the_paper_and_a_net_without_a_body_is_refused():
+def test_embedding_has_the_length_of_the_paper():
     assert build("algorithm=pfedhn", "partition.clients=6").start().server[V].shape == (6, 2)
-    with pytest.raises(ConfigError, match=r"algorithm\.head=generated"):
-        build("algorithm=pfedhn", "algorithm.head=personal", "model=logistic")
 
 
 @pytest.mark.slow

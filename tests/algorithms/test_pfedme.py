@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.core.errors import ConfigError
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after, fingerprint, played
 from tests.algorithms.plain import (
@@ -19,7 +18,7 @@ from tests.algorithms.plain import (
     lenet5_bytes,
 )
 from tests.algorithms.test_identities import POLICIES
-from tests.support import build, config_of, run
+from tests.support import build, run
 
 EXACT = "engine.precision=64-true"
 
@@ -156,18 +155,6 @@ def test_schedule_acts_on_both_rates():
     assert fingerprint(state) != fingerprint(after(built, 1))
     assert_close(state.server, same.server)
     assert_close(state.clients, same.clients)
-
-
-def test_server_that_never_moves_is_refused():
-    """With beta = 0 the server would keep its first model."""
-    with pytest.raises(ConfigError, match="beta"):
-        config_of("algorithm=pfedme", "algorithm.beta=0")
-
-
-@pytest.mark.parametrize("key", ["optimizer.momentum=0.9", "optimizer.name=adam"])
-def test_other_optimisers_are_refused(key):
-    with pytest.raises(ConfigError, match="SGD without momentum"):
-        build("algorithm=pfedme", f"train.{key}")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results
 from flbench.experiment import rounds
 from flbench.testing import after, played
@@ -188,15 +187,6 @@ def test_local_statistics_are_neither_mixed_nor_sent():
     assert name not in results.sent.values
     assert torch.equal(state.clients[name], results.kept[name])
     assert len(state.clients[name].unique(dim=0)) == 5
-
-
-def test_net_of_linear_layers_alone_is_refused_and_the_cure_works():
-    with pytest.raises(ConfigError, match="last_only=true"):
-        build("algorithm=slapfl", "model.name=mlp")
-
-    assert build("algorithm=slapfl", "model.name=mlp", "algorithm.last_only=true")
-    with pytest.raises(ConfigError, match="lenet5"):
-        build("algorithm=slapfl", "model.name=logistic", "algorithm.last_only=true")
 
 
 def test_each_client_is_evaluated_with_its_own_mixture():
