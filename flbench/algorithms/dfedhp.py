@@ -171,14 +171,9 @@ class DFedHP(Gossip):
         weight_decay: float | None = None,
         weights: Callable[[fl.Context], fl.Tree] | None = None,
     ) -> fl.Phase:
-        """Return a phase of a number of epochs or steps, by the key `unit`.
+        """Return a phase that trains some leaves; None takes the optimizer of `train.*`.
 
-        Args:
-            train: Names of the leaves to train.
-            length: Number of epochs or steps.
-            lr: Learning rate; None for `train.optimizer.lr`.
-            weight_decay: Weight decay; None for `train.optimizer.weight_decay`.
-            weights: What the net is called with in place of its leaves.
+        `length` is a number of epochs or steps, by the key `unit`; `weights` is `Phase.weights`.
         """
         given = {"lr": lr, "weight_decay": weight_decay}
         changed = {key: value for key, value in given.items() if value is not None}

@@ -139,8 +139,7 @@ class PFedFDA(fl.Algorithm):
         )
         models = {"personal": fl.Deployment(dispatch, fl.LocalProgram(steps))}
         if self.split()[0] <= self.personal():  # else BatchNorm statistics have no common value
-            common = fl.bind(common_head, self.setting.net.leaves, self.head)
-            models["gm"] = fl.Deployment(dispatch, weights=common)
+            models["gm"] = fl.Deployment(dispatch, weights=fl.bind(common_head, self.head))
         return models
 
 
@@ -217,11 +216,11 @@ def write_head(context: fl.Context, head: LinearHead) -> fl.Tree:
     return written(context, received(context.leaves), class_shares(context), head)
 
 
-def common_head(context: fl.Context, net: tuple[str, ...], head: LinearHead) -> fl.Tree:
-    """Return the leaves of the net with the head of the received Gaussians and equal shares."""
+def common_head(context: fl.Context, head: LinearHead) -> fl.Tree:
+    """Return the head of the received Gaussians and equal class shares."""
     gauss = received(context.leaves)
     shares = torch.full_like(gauss.mu[:, 0], 1 / len(gauss.mu))
-    return fl.only(context.leaves, net) | written(context, gauss, shares, head)
+    return written(context, gauss, shares, head)
 
 
 # Step 2: the client's own Gaussians
@@ -237,21 +236,24 @@ def feature_rows(context: fl.Context) -> fl.Tree:
     return {"z": context.out.features.double(), **labels}
 
 
-class Sample(NamedTuple):
-    """Features z [R, D] and labels y [R] of a client; rows where `real` [R] is False are padding.
+class Client(NamedTuple):
+    """What a client knows: its samples, the Gaussians that it has received, and its class shares.
 
-    `fold` [R] is 0 or 1, by turns among the rows of a class.
+    `z` [R, D] and `y` [R] are features and labels; rows where `real` [R] is False are padding.
+    `fold` [R] is 0 or 1, by turns among the rows of a class. `shares` [C] are pi.
     """
 
     z: Tensor
     y: Tensor
     real: Tensor
     fold: Tensor
+    old: Gaussians
+    shares: Tensor
 
 
-def collected(context: fl.Context) -> Sample:
-    """Return what the Statistic `all` has collected."""
-    ctx = context.ctx
+def known(context: fl.Context) -> Client:
+    """Return what the Statistics `held` and `all` have collected, and the received Gaussians."""
+    ctx, old = context.ctx, received(context.leaves)
     real = ctx["all.real"] == 1  # NaN and 0 for padding
     z = torch.where(real[:, None], ctx["all.z"], 0.0)
     y = torch.where(real, ctx["all.y"], 0.0).long()
@@ -259,26 +261,23 @@ def collected(context: fl.Context) -> Sample:
 
     # Number of the row in its class, by the order of rows in the data set.
     order = row.argsort()
-    classes = torch.arange(len(context.leaves[MU]), device=y.device)
+    classes = torch.arange(len(old.mu), device=y.device)
     members = (y[order][:, None] == classes) & real[order][:, None]  # [R, C]
     turn = members.long().cumsum(dim=0).gather(1, y[order][:, None])[:, 0]
     fold = torch.zeros_like(y).scatter(0, order, (turn - 1) % 2)
-    return Sample(z, y, real, fold)
+    return Client(z, y, real, fold, old, class_shares(context))
 
 
-def estimate(
-    sample: Sample, among: Tensor, old: Gaussians, ridge: float, least: int = 1
-) -> Gaussians:
+def estimate(client: Client, among: Tensor, ridge: float, least: int = 1) -> Gaussians:
     """Return class means and the covariance around them.
 
     Args:
-        sample: The client's samples.
+        client: The client.
         among: [R] bool, the rows that count.
-        old: The global Gaussians; a class with fewer than `least` samples has their mean.
         ridge: Added to the diagonal of the covariance.
-        least: Number of samples from which on a class has its own mean.
+        least: Number of samples from which on a class has its own mean instead of the global one.
     """
-    z, y = sample.z, sample.y
+    z, y, old = client.z, client.y, client.old
     sums, counts = class_sums(z, y, len(old.mu), among)  # [C, D], [C]
     means = sums / counts.clamp_min(1.0)[:, None]
     residuals = torch.where(among[:, None], z - means[y], 0.0)
@@ -291,31 +290,22 @@ def estimate(
 # Step 3: beta by two-fold cross-validation
 
 
-def best_betas(sample: Sample, old: Gaussians, shares: Tensor, c: PFedFDA.Config) -> Tensor:
-    """Return (beta_mu, beta_S) [2] float64 with the least sum of both folds' cross entropies.
-
-    Args:
-        sample: The client's samples.
-        old: The global Gaussians.
-        shares: [C] class shares of the client.
-        c: Keys of the method.
-    """
-    one = sample.z.new_ones(2)
+def best_betas(client: Client, c: PFedFDA.Config) -> Tensor:
+    """Return (beta_mu, beta_S) [2] float64 with the least sum of both folds' cross entropies."""
+    one = client.z.new_ones(2)
     if c.betas == "local":
         return one
-    _, counts = class_sums(sample.z, sample.y, len(old.mu), sample.real)
-    used = sample.real & (counts[sample.y] >= 2)
-    parts = [(used & (sample.fold != k), used & (sample.fold == k)) for k in (0, 1)]
-    folds = [(estimate(sample, rest, old, c.ridge), held_out) for rest, held_out in parts]
+    _, counts = class_sums(client.z, client.y, len(client.shares), client.real)
+    used = client.real & (counts[client.y] >= 2)
+    parts = [(used & (client.fold != k), used & (client.fold == k)) for k in (0, 1)]
+    folds = [(estimate(client, rest, c.ridge), held_out) for rest, held_out in parts]
 
     def search(grid: Tensor) -> Tensor:
         """Return the best of the factors of means grid[0] and of covariances grid[1], [2, G]."""
         points, losses = [], []
         for i, beta_sigma in enumerate(grid[1]):
             beta_mu = grid[0] if c.betas == "two" else grid[0, i : i + 1]  # [M]
-            first, second = (
-                fold_losses(sample, *fold, old, beta_mu, beta_sigma, shares) for fold in folds
-            )
+            first, second = (fold_losses(client, *fold, beta_mu, beta_sigma) for fold in folds)
             points.append(torch.stack([beta_mu, beta_sigma.expand_as(beta_mu)]))
             losses.append(first + second)
         return least(torch.cat(points, dim=1), torch.cat(losses))
@@ -326,25 +316,18 @@ def best_betas(sample: Sample, old: Gaussians, shares: Tensor, c: PFedFDA.Config
 
 
 def fold_losses(
-    sample: Sample,
-    fitted: Gaussians,
-    held_out: Tensor,
-    old: Gaussians,
-    beta_mu: Tensor,
-    beta_sigma: Tensor,
-    shares: Tensor,
+    client: Client, fitted: Gaussians, held_out: Tensor, beta_mu: Tensor, beta_sigma: Tensor
 ) -> Tensor:
     """Return the mean cross entropy of held-out samples for each factor of the means, [M].
 
     Args:
-        sample: The client's samples.
+        client: The client.
         fitted: Gaussians of the other fold.
         held_out: [R] bool, the samples that are predicted.
-        old: The global Gaussians.
         beta_mu: [M], factors of the means.
         beta_sigma: [], factor of the covariance.
-        shares: [C] class shares.
     """
+    old, shares = client.old, client.shares
     sigma = beta_sigma * fitted.sigma + (1 - beta_sigma) * old.sigma
     new, before = precision(sigma, torch.cat([fitted.mu, old.mu])).chunk(2)  # [C, D] each
     b = beta_mu[:, None]
@@ -354,9 +337,9 @@ def fold_losses(
         + (1 - b).square() * (old.mu * before).sum(dim=1)
     )
     bias = -0.5 * square_norm + shares.log()
-    linear = b[:, None] * (sample.z @ new.T) + (1 - b[:, None]) * (sample.z @ before.T)
+    linear = b[:, None] * (client.z @ new.T) + (1 - b[:, None]) * (client.z @ before.T)
     logarithms = (linear + bias[:, None]).log_softmax(dim=2)  # [M, R, C]
-    labels = sample.y[None, :, None].expand(len(beta_mu), -1, 1)
+    labels = client.y[None, :, None].expand(len(beta_mu), -1, 1)
     losses = -logarithms.gather(2, labels)[:, :, 0]  # [M, R]
     return torch.where(held_out, losses, 0.0).sum(dim=1) / held_out.sum().clamp_min(1)
 
@@ -378,9 +361,9 @@ def least(points: Tensor, losses: Tensor) -> Tensor:
 
 def interpolated(context: fl.Context, c: PFedFDA.Config, least: int) -> tuple[Gaussians, Tensor]:
     """Return the Gaussians between global and local ones, and beta [2]."""
-    old, sample = received(context.leaves), collected(context)
-    beta = best_betas(sample, old, class_shares(context), c)
-    local = estimate(sample, sample.real, old, c.ridge, least)
+    client = known(context)
+    beta, old = best_betas(client, c), client.old
+    local = estimate(client, client.real, c.ridge, least)
     mu = beta[0] * local.mu + (1 - beta[0]) * old.mu
     return Gaussians(mu, beta[1] * local.sigma + (1 - beta[1]) * old.sigma), beta
 
