@@ -61,9 +61,11 @@ class FedCpmd(LayerElection):
     line 13 of Algorithm 2 has the layer with most votes so far (`phase1_personal=majority`).
 
     The paper says that the personal layer is never sent, but eq. 13 needs it at the server: its
-    bytes are charged, and logged as `phi_bytes`. A client without an optimizer step votes, and has
-    weight 0 for others. Accuracy falls at the beginning of phase 2, where eq. 12 averages
-    classifiers for the first time. docs/papers/fedcpmd.md has the accuracies of these readings.
+    bytes are charged, and logged as `phi_bytes`. (With `phase1_personal=majority` it is sent in
+    phase 1 too, where the server leaves it out of the mean.) A client without an optimizer step
+    votes, and has weight 0 for others. Accuracy falls at the beginning of phase 2, where eq. 12
+    averages classifiers for the first time. docs/papers/fedcpmd.md has the accuracies of these
+    readings.
 
     The accuracy in the paper's tables is that of the clients of the last five rounds right after
     local training, pooled within a cluster, as a mean over clusters. With `paper_evaluation` it is

@@ -1,4 +1,4 @@
-"""How FedPC groups clients: vectors of prototypes, principal components, k-means."""
+"""How FedPC groups clients and compares groups: vectors, components, k-means, cosines."""
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from flbench.algorithms.fedpc import (
     group_clients,
     kmeans,
     principal_components,
+    table_cosines,
 )
 from flbench.core.types import Message
 
@@ -124,3 +125,17 @@ def test_clients_of_the_same_classes_come_together(groups):
     assert labels.dtype == torch.int64
     assert labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert q >= 1
+
+
+def test_cosines_of_tables_are_over_the_classes_that_both_have():
+    """Groups 0 and 1 have no class in common."""
+    table, present = random(3, 4, 2), torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 1]]) > 0
+
+    found = table_cosines(table, present)
+
+    for j in range(3):
+        for other in range(3):
+            both = present[j] & present[other]
+            a, b = table[j][both].flatten(), table[other][both].flatten()
+            expected = float(a @ b / (a.norm() * b.norm())) if both.any() else 0.0
+            assert float(found[j, other]) == pytest.approx(expected, abs=1e-12)
