@@ -11,13 +11,10 @@ of token ids, or what each of them stands for [V]. `data.arrays` names other arr
 these.
 """
 
-import tokenize
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +25,6 @@ from flbench.data import labels as labels_of
 from flbench.data import pixels
 from flbench.data.dataset import Dataset
 
-DAMAGED: Final = (
-    *(AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError),
-    *(TypeError, ValueError, OverflowError, BadZipFile, zlib.error, tokenize.TokenError),
-)
-"""What zipfile and NumPy raise for damaged files."""
 MAX_BYTES: Final = 16 * 2**30
 CHANNELS: Final = (1, 3)  # numbers of channels by which `data.layout=auto` finds their axis
 AXES: Final = {
@@ -109,63 +101,42 @@ def from_arrays(
                 " 'data.arrays={samples: windows, labels: activity, clients: subject}'."
             )
     parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
-    images: list[NDArray[Any]] = []
-    groups: list[NDArray[Any] | None] = []
-    given = arrays.get("class_names")
-    if given is not None and given.ndim != 1:
-        raise DataError(f"{path}: `class_names` must be [C], got {list(given.shape)}.")
+    named = arrays.get("class_names")
+    if named is not None and named.ndim != 1:
+        raise DataError(f"{path}: `class_names` must be [C], got {list(named.shape)}.")
     names, labels, notes = labels_of.number_classes(
         {f"{part}_labels": arrays.get(f"{part}_labels", np.zeros(0, np.int64)) for part in parts},
         str(path),
-        None if given is None else _class_names(given),
+        None if named is None else _texts(named),
     )
+    samples: list[NDArray[Any]] = []
     for part, y in zip(parts, labels, strict=True):
-        what = f"{path}: `{part}_images`"
-        x = as_samples(arrays[f"{part}_images"], what, layout, kind, owned=owned)
+        x = as_samples(
+            arrays[f"{part}_images"], f"{path}: `{part}_images`", layout, kind, owned=owned
+        )
         if len(x) != len(y):
             raise DataError(
                 f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`. Save one label for"
                 f" each sample, its class. {labels_of.NO_CLASSES}"
             )
-        if images and x.shape[1:] != images[0].shape[1:]:
-            raise DataError(
-                f"{path}: `{part}_images` have the shape {x.shape[1:]}, but `train_images`"
-                f" {images[0].shape[1:]}. Bring all samples to one shape."
-            )
-        if images and x.dtype != images[0].dtype:
-            raise DataError(
-                f"{path}: `{part}_images` are {x.dtype}, but `train_images` {images[0].dtype}. Save"
-                " both in one type and one range of values."
-            )
-        if x.ndim == 4 and images and len(x) and len(images[0]):
-            there, here = pixels.range_of(images[0]), pixels.range_of(x)
-            if pixels.has_other_units(here, there):
-                raise DataError(
-                    f"{path}: `{part}_images` have values in [{here[0]:g}, {here[1]:g}], but"
-                    f" `train_images` in [{there[0]:g}, {there[1]:g}]. Save both in one type and"
-                    " one range of values."
-                )
-        images.append(x)
-        groups.append(arrays.get(f"{part}_groups"))
-    if not len(images[0]):
-        raise DataError(f"{path} has no training samples. Save some in `train_images`.")
-    numbers, group_names = _as_groups(groups, labels, parts, path)
-    train = sum(len(x) for part, x in zip(parts, images, strict=True) if part != "test")
-    vocabulary, token_names = _vocabulary(arrays.get("vocabulary"), images[0], path)
-    if images[0].ndim == 3:
-        channels, length = images[0].shape[1:]
+        samples.append(x)
+        _check_alike(samples[0], x, f"{path}: `{part}_images`")
+    train = sum(len(y) for part, y in zip(parts, labels, strict=True) if part != "test")
+    groups, group_names = _groups(arrays, dict(zip(parts, labels, strict=True)), path)
+    vocabulary, token_names = _vocabulary(arrays.get("vocabulary"), samples[0], path)
+    if samples[0].ndim == 3:
+        channels, length = samples[0].shape[1:]
         notes += (f"data: samples are series of {channels} channels and length {length}.",)
     if owned and isinstance(arrays, dict):
         for part in parts:
             del arrays[f"{part}_images"]
-    x = images[0] if owned and len(images) == 1 else _joined(images)
     return Dataset(
         name,
-        x,
+        samples[0] if owned and len(samples) == 1 else np.concatenate(samples),
         np.concatenate(labels),
         names,
         train=train,
-        groups=numbers,
+        groups=groups,
         group_names=group_names,
         notes=notes,
         vocabulary=vocabulary,
@@ -173,55 +144,51 @@ def from_arrays(
     )
 
 
+def _check_alike(first: NDArray[Any], x: NDArray[Any], what: str) -> None:
+    """Raise a DataError if samples differ from the training samples in shape, type or units."""
+    if not len(first):
+        raise DataError(f"{what}: there are no training samples. Save some in `train_images`.")
+    found = [(list(one.shape[1:]), str(one.dtype)) for one in (x, first)]
+    if found[0] != found[1]:
+        raise DataError(
+            f"{what} have the shape {found[0][0]} in {found[0][1]}, but `train_images`"
+            f" {found[1][0]} in {found[1][1]}. Bring all samples to one shape and type."
+        )
+    if x.ndim == 4 and len(x):
+        here, there = pixels.range_of(x), pixels.range_of(first)
+        if pixels.has_other_units(here, there):
+            raise DataError(
+                f"{what} have values in [{here[0]:g}, {here[1]:g}], but `train_images` in"
+                f" [{there[0]:g}, {there[1]:g}]. Save both in one range of values."
+            )
+
+
 def _vocabulary(
     given: NDArray[Any] | None, x: NDArray[Any], path: Path | str
 ) -> tuple[int, tuple[str, ...]]:
-    """Return the number of token ids, and what they stand for; 0 and no texts if not given.
-
-    Args:
-        given: The array `vocabulary`: a number of ids, or a text for each.
-        x: Samples.
-        path: The file, or what the arrays are, for error messages.
-
-    Raises:
-        DataError: It is something else, or the samples are not tokens.
-    """
+    """Return the number of token ids, and what they stand for; 0 and no texts if not given."""
     if given is None:
         return 0, ()
-    if x.ndim != 2 or x.dtype.kind == "f":
+    is_count = given.ndim == 0 and given.dtype.kind in "iu" and given > 0
+    if x.ndim != 2 or x.dtype.kind == "f" or not (is_count or (given.ndim == 1 and len(given))):
         raise DataError(
-            f"{path}: `vocabulary` is for tokens [n, length] in integers, and the samples are"
-            f" {x.dtype} of the shape {list(x.shape)}. Leave it out."
+            f"{path}: `vocabulary` must be the number of token ids, or one text for each id [V],"
+            f" and the samples tokens [n, length] in integers; got {given.dtype}"
+            f" {list(given.shape)} and samples in {x.dtype} {list(x.shape)}."
         )
-    if given.ndim == 0 and given.dtype.kind in "iu" and given > 0:
-        return int(given), ()
-    if given.ndim == 1 and len(given):
-        return len(given), tuple(_class_names(given))
-    raise DataError(
-        f"{path}: `vocabulary` must be the number of token ids, or one text for each id [V], got"
-        f" {given.dtype} of the shape {list(given.shape)}."
-    )
+    return (int(given), ()) if is_count else (len(given), tuple(_texts(given)))
 
 
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Return arrays of samples as one array, and remove each of them from the list."""
-    count = sum(map(len, parts))
-    whole = np.empty((count, *parts[0].shape[1:]), dtype=parts[0].dtype)
-    begin = 0
-    while parts:
-        part = parts.pop(0)
-        whole[begin : begin + len(part)] = part
-        begin += len(part)
-    return whole
-
-
-def _class_names(names: NDArray[Any]) -> list[str]:
-    """Return the names of classes, [C] texts, byte strings or numbers, as texts."""
-    texts = (
-        name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
-        for name in names.tolist()
-    )
-    return ["" if text is None else str(text) for text in texts]
+def _texts(names: NDArray[Any]) -> list[str]:
+    """Return names, [n] texts, byte strings or numbers, as texts."""
+    return [
+        one.decode("utf-8", "backslashreplace")
+        if isinstance(one, bytes)
+        else ""
+        if one is None
+        else str(one)
+        for one in names.tolist()
+    ]
 
 
 def read_arrays(
@@ -250,7 +217,9 @@ def read_arrays(
                 )
             kept = arrays.files if names is None else [key for key in names if key in arrays.files]
             found = {key: arrays[key] for key in kept}
-    except DAMAGED as error:
+    except DataError:
+        raise
+    except Exception as error:  # zipfile and NumPy raise exceptions of many kinds
         raise DataError(
             f"{path} is not an intact NPZ file of plain arrays ({error}). Save it again, without"
             " objects: np.savez(FILE, train_images=x, train_labels=y)."
@@ -289,13 +258,12 @@ def as_samples(
         kind = ("table" if is_float else "tokens") if x.ndim == 2 else kind
     types = {"images": "f", "tokens": "iu"}.get(kind, "iuf")
     is_pixels = kind == "images" and x.dtype == np.uint8
-    if x.ndim not in AXES[kind][0] or not (is_pixels or x.dtype.kind in types):
+    is_right = is_pixels or x.dtype.kind in types
+    if x.ndim not in AXES[kind][0] or not is_right or (len(x) and not x[0].size):
         raise DataError(
             f"{got} cannot be {kind}, which are {AXES[kind][1]}. Convert them (such as by"
             " astype(np.float32)), or set data.kind. Volumes are not supported: save slices."
         )
-    if not x[:1].size and len(x):
-        raise DataError(f"{got} have no values. Save samples with at least one value.")
     if layout != "auto" and (kind in ("table", "tokens") or (kind == "images" and x.ndim == 3)):
         raise DataError(
             f"`data.layout`={layout} says where the channels are, and {got} are {kind} without"
@@ -339,11 +307,8 @@ def _as_float32(x: NDArray[Any], what: str, *, owned: bool) -> NDArray[np.float3
     return x
 
 
-def _as_groups(
-    groups: list[NDArray[Any] | None],
-    labels: list[NDArray[np.int64]],
-    parts: list[str],
-    path: Path | str,
+def _groups(
+    arrays: Mapping[str, NDArray[Any]], labels: Mapping[str, NDArray[np.int64]], path: Path | str
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Return the number of the natural client of every sample, and the clients' names.
 
@@ -352,11 +317,12 @@ def _as_groups(
     Raises:
         DataError: The client of a sample is missing, or there are not as many groups as samples.
     """
-    if groups[0] is None:
+    if "train_groups" not in arrays:
         return None, ()
     named: list[str] = []
-    for group, y, part in zip(groups, labels, parts, strict=True):
-        if group is not None and group.reshape(-1).shape != y.shape:
+    for part, y in labels.items():
+        group = arrays.get(f"{part}_groups")
+        if group is not None and group.size != len(y):
             raise DataError(
                 f"{path}: `{part}_groups` have the shape {list(group.shape)}, and there are"
                 f" {len(y)} samples. Save one group for each sample."
