@@ -294,30 +294,23 @@ def check_names(names: Sequence[str], path: Path | str) -> None:
 
 
 def notes_on_names(names: Sequence[str], what: str, whose: str = "") -> tuple[str, ...]:
-    """Return a note if two different names look the same, or differ by case alone.
-
-    Names of one letter may differ by case, as the classes of handwritten letters do.
+    """Return a note if two names look the same, or differ by case; letters are names that may.
 
     Args:
         names: Names of classes or clients, or words of a column.
         what: What they name: `class`, `client` or `word`.
         whose: What they belong to, such as ` of the column sex`.
 
-    >>> [note] = notes_on_names(["a", "b", "a "], "client")
-    >>> "0 and 2, 'a' and 'a '" in note
-    True
-    >>> len(notes_on_names(["Male", "male"], "class")), len(notes_on_names(["A", "a"], "class"))
-    (1, 0)
+    >>> [len(notes_on_names(names, "class")) for names in (["Male", "male"], ["A", "a"])]
+    [1, 0]
     """
-    seen: dict[str, int] = {}
-    for k, name in enumerate(names):
+    seen: dict[str, str] = {}
+    for name in names:
         shown = " ".join(unicodedata.normalize("NFC", name).split())
-        shown = shown.casefold() if len(shown) > 1 else shown
-        if (other := seen.setdefault(shown, k)) != k:
-            plural = "classes" if what == "class" else f"{what}s"
+        other = seen.setdefault(shown.casefold() if len(shown) > 1 else shown, name)
+        if other != name:
             return (
-                f"data: the {plural} {other} and {k}{whose}, {names[other]!a} and {name!a}, look"
-                f" the same, or differ by case alone, and are two. If they mean one {what}, write"
-                " them in one way.",
+                f"data: {other!a} and {name!a}{whose} look the same, or differ by case alone, and"
+                f" are two. If they mean one {what}, write them in one way.",
             )
     return ()

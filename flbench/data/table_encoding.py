@@ -13,7 +13,6 @@ from flbench.data.partition import ClientParts
 from flbench.data.schemes import Indices
 
 MOST_SHOWN: Final = 4  # columns that a note lists
-MAX_BYTES: Final = 16 * 2**30
 
 
 def encode_words(
@@ -27,10 +26,6 @@ def encode_words(
     Returns:
         The samples [n, new columns]; for each new column the column of the data set that it comes
         from, and the position of its word (-1 for a column of numbers); and notes.
-
-    Raises:
-        DataError: No column is left, because the training parts have no word in any of them, or the
-            samples would take more than 16 GiB.
     """
     if not any(dataset.words):
         return x, np.arange(x.shape[1]), np.full(x.shape[1], -1), []
@@ -44,14 +39,8 @@ def encode_words(
     source, word = np.repeat(np.arange(len(words)), [*map(len, words)]), np.concatenate(words)
     if not len(word):
         raise DataError(
-            f"the columns of `{dataset.name}` are columns of words, and all their values in the"
-            " training parts of the clients are missing. Fill in words, or raise the first share of"
-            " partition.split."
-        )
-    if 4 * len(x) * len(word) > MAX_BYTES:
-        raise DataError(
-            f"`{dataset.name}` with its {len(word):,} columns, one for each word, takes more than"
-            f" {MAX_BYTES // 2**30} GiB. Leave out columns with many words."
+            f"the training parts of `{dataset.name}` have no word in its columns of words. Fill in"
+            " words, or raise the first share of partition.split."
         )
     encoded = np.empty((len(x), len(word)), dtype=np.float32)
     for place, (k, position) in enumerate(zip(source, word, strict=True)):

@@ -28,7 +28,7 @@ def take(
         the labels are classes.
 
     Raises:
-        DataError: The targets are not finite numbers, or have different shapes.
+        DataError: The targets are not finite numbers.
 
     >>> arrays = {"train_labels": np.array([[0.5], [1.5]]), "test_labels": np.array([[2.0]])}
     >>> take(arrays, "data").tolist(), arrays["train_labels"].tolist()
@@ -40,14 +40,8 @@ def take(
     if not given or not keys:
         return None
     found = [_checked(arrays[key], f"{where}: `{key}`") for key in keys]
-    for key, one in zip(keys, found, strict=True):
-        if one.shape[1:] != found[0].shape[1:] or one.dtype.kind != found[0].dtype.kind:
-            raise DataError(
-                f"{where}: the targets `{key}` are {one.dtype} {list(one.shape[1:])}, but"
-                f" `{keys[0]}` {found[0].dtype} {list(found[0].shape[1:])}. Bring all targets to"
-                " one shape and type."
-            )
-        arrays[key] = np.zeros(len(one), dtype=np.int64)
+    for key in keys:
+        arrays[key] = np.zeros(len(arrays[key]), dtype=np.int64)
     return np.concatenate(found)
 
 
@@ -55,26 +49,20 @@ def _can_be_classes(y: NDArray[Any]) -> bool:
     """Return whether labels are one name or one whole number for each sample."""
     if y.dtype.kind not in "iubf":  # names; other types are refused where labels are checked
         return True
-    is_single = y.ndim > 0 and y.size == len(y)
-    if y.dtype.kind != "f":
-        return is_single
-    return is_single and bool(np.isfinite(y).all()) and np.array_equal(y, np.round(y))
+    is_whole = y.dtype.kind != "f" or (np.isfinite(y).all() and np.array_equal(y, np.round(y)))
+    return y.ndim > 0 and y.size == len(y) and bool(is_whole)
 
 
 def _checked(y: NDArray[Any], what: str) -> NDArray[Any]:
     """Return targets as float32, float64 or int64; raise a DataError if they cannot be used."""
     if y.ndim == 0 or y.dtype.kind not in "iubf":
-        raise DataError(
-            f"{what} must be numbers, one target for each sample, got {y.dtype} {list(y.shape)}."
-            " Convert them."
-        )
+        raise DataError(f"{what} must be numbers, a target for each sample, got {y.dtype}.")
     if y.dtype.kind != "f":
         return y.astype(np.int64)
-    wrong = ~np.isfinite(y).reshape(len(y), -1).all(axis=1)
-    if wrong.any():
-        sample = int(np.flatnonzero(wrong)[0])
+    wrong = np.flatnonzero(~np.isfinite(y).reshape(len(y), -1).all(axis=1))
+    if len(wrong):
         raise DataError(
-            f"{what}: the label or target of sample {sample} (counted from 0) is NaN or infinite."
+            f"{what}: the label or target of sample {wrong[0]} (counted from 0) is NaN or infinite."
             " Replace it, or leave the sample out."
         )
     return y if y.dtype in (np.float32, np.float64) else y.astype(np.float32)

@@ -14,7 +14,6 @@ from flbench.config.schema import DataConfig
 from flbench.core.parts import offered
 from flbench.data import npz_files, sources, tables
 from flbench.data.folders import Folder
-from flbench.data.labels import notes_on_names
 from flbench.data.partition_files import data_hash
 from tests.api import own_parts
 from tests.api.own_parts import arrays
@@ -347,7 +346,6 @@ def test_a_note_names_clients_and_classes_that_look_the_same(one, other):
     with offered({"data": data}):
         notes = sources.load(DataConfig(source="object")).notes
     assert any("look the same" in note and ascii(other) in note for note in notes)
-    assert any("0 and 1" in note for note in notes_on_names([one, other], "class"))
 
 
 def test_tensors_that_require_gradients_and_unmasked_arrays_are_plain_arrays():
