@@ -4,20 +4,19 @@
 """
 
 import os
-import sys
-from collections import Counter
+import resource
 
 import pytest
 
-from tests.faults.inputs import Originals, calls
-from tests.faults.processes import Outcome, outcomes
+from flbench.cli import app
+from tests.faults.inputs import Call, Originals, calls
+from tests.forks import Fork
 from tests.support import interrupted_run, run
 
 SEED = os.environ.get("FLBENCH_FAULTS_SEED", "0")
-COUNT = int(os.environ.get("FLBENCH_FAULTS_INPUTS", "490"))
+COUNT = int(os.environ.get("FLBENCH_FAULTS_INPUTS", "270"))
 LIMIT = 30.0  # seconds of a call; an intact input of this size takes less than one
-LONGEST = 330  # characters of a line of a message: 300, and "error: " or a frame
-MOST_LINES = 30
+MEMORY = 16 * 2**30  # bytes of addresses: a device without an end must not take the machine's
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -32,52 +31,37 @@ def originals(tmp_path_factory):
     )
 
 
-def faults(outcome: Outcome) -> list[str]:
+def called(call: Call) -> int:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    os.chdir(call.folder)
+    return app.main(list(call.arguments))
+
+
+def fault(call: Call, code: int | None, err: str) -> str | None:
     """Return what is wrong with the way in which a call ended."""
-    if outcome.is_stopped:
-        return ["hang"]
-    found = []
-    if "Traceback (most recent call last)" in outcome.err:
-        found.append("traceback")
-    elif outcome.code is None:
-        found.append("death")
-    elif outcome.code not in (0, 2):
-        found.append(f"exit code {outcome.code}")
-    elif outcome.code == 0 and outcome.call.is_wrong:
-        found.append("silently accepted")
-    else:
-        lines = outcome.err.splitlines()
-        if any(len(line) > LONGEST for line in lines) or len(lines) > MOST_LINES:
-            found.append("long message")
-        if outcome.code == 2 and not outcome.err.strip():
-            found.append("no message")
-        if "Warning: " in outcome.err:
-            found.append("warning of a library")
-    return found
+    found = {
+        "hang": code is None,
+        "traceback": "Traceback (most recent call last)" in err,
+        f"exit code {code}": code not in (0, 2),
+        "silently accepted": code == 0 and call.is_wrong,
+        "no message": code == 2 and not err.strip(),
+        "warning of a library": "Warning: " in err,
+    }
+    return next((name for name, is_so in found.items() if is_so), None)
 
 
-def test_malformed_inputs_get_a_message(originals, tmp_path, capsys, monkeypatch):
+def test_malformed_inputs_get_a_message(originals, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    ended = list(
-        outcomes(calls(SEED, COUNT, tmp_path / "calls", originals), workers=2, limit=LIMIT)
-    )
+    found, refused = [], 0
+    for call in calls(SEED, COUNT, tmp_path / "calls", originals):
+        fork = Fork(tmp_path, called, call)
+        try:
+            code = fork.wait(LIMIT)
+        except AssertionError:
+            code = None
+        refused += code == 2
+        if wrong := fault(call, code, fork.err):
+            found.append(f"{wrong}: {call.title}\n{fork.err.strip()[-600:]}")
 
-    counts = Counter(fault for outcome in ended for fault in faults(outcome))
-    accepted = sum(outcome.code == 0 for outcome in ended)
-    refused = sum(outcome.code == 2 for outcome in ended)
-    slowest = max(ended, key=lambda outcome: outcome.seconds)
-    with capsys.disabled():
-        sys.stdout.write(
-            f"\n{len(ended)} malformed inputs (seed {SEED}): {refused} refused, {accepted} accepted"
-            f" as harmless or cut off, {dict(counts) or 'no fault'};"
-            f" slowest {slowest.seconds:.1f} s ({slowest.call.title})\n"
-        )
-    described = [
-        f"{', '.join(found)}: {outcome.call.title} ({outcome.seconds:.1f} s)\n"
-        + outcome.err.strip()[-600:]
-        for outcome in ended
-        if (found := faults(outcome))
-    ]
-    assert not described, "\n\n".join(described)
-    assert len(ended) == COUNT
+    assert not found, "\n\n".join(found)
     assert refused > COUNT / 3
