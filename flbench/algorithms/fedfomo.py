@@ -10,6 +10,7 @@ import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 
 VALIDATION = 0.2  # share of the training samples on which models are compared
+DECAY = 0.05  # decrease of epsilon with each participation of the client
 
 
 @fl.ALGORITHMS.register("fedfomo")
@@ -47,10 +48,7 @@ class FedFomo(fl.Algorithm):
             ge=0,
             le=1,
             description="probability, for each of the M models, that it is a random one instead of"
-            " the one that helped the client most",
-        )
-        epsilon_decay: float = Field(
-            0.05, ge=0, description="decrease of epsilon with each participation of the client"
+            " the one that helped the client most; 0.05 less after each participation",
         )
         evaluated: Literal["trained", "mixed"] = Field(
             "trained",
@@ -69,14 +67,10 @@ class FedFomo(fl.Algorithm):
     communication = fl.Communication(down="M models w", up="w and M weights", keeps="w")
     needs = (fl.PAIRS,)
 
-    def requires(self) -> list[str]:
-        if self.setting.clients > 1:
-            return super().requires()
-        return ["a single client (partition.clients=1) has no other one to download models from."]
-
+    @property
     def most_models(self) -> int:
-        """Return the largest number of models M that a client is sent."""
-        return min(self.config.models, self.setting.clients - 1)
+        """Largest number of models M that a client is sent; a single client is sent none."""
+        return max(1, min(self.config.models, self.setting.clients - 1))
 
     def exchanged(self) -> tuple[str, ...]:
         """Return the names of the leaves of a model that is sent, in the net's order."""
@@ -104,11 +98,8 @@ class FedFomo(fl.Algorithm):
         """Return the steps before training: compare the models that were sent, and mix."""
         names = self.exchanged()
         parameters = tuple(name for name in self.setting.net.parameters if name in names)
-        compare = fl.Statistic(
-            "validation",
-            fl.bind(sum_losses, names, self.most_models()),
-            samples=fl.Samples(high=VALIDATION),
-        )
+        losses, samples = fl.bind(sum_losses, names), fl.Samples(high=VALIDATION)
+        compare = fl.Statistic("validation", losses, samples=samples)
         mix = fl.Transform(fl.bind(mixed, names, parameters))
         return (*reestimate_batchnorm(self.setting), compare, mix)
 
@@ -125,7 +116,7 @@ class FedFomo(fl.Algorithm):
     def candidates(self, state: fl.State, ids: Tensor) -> Tensor:
         """Return whose models clients `ids` [K] are sent, [K, M], -1 for none; from the state."""
         draw = fl.Draw(self.setting.seed, (state.round,), self.setting.clients)
-        chosen = torch.full((len(ids), self.most_models()), -1)
+        chosen = torch.full((len(ids), self.most_models), -1)
         for k, client in enumerate(ids.tolist()):
             others = state.server["uploaded"].clone()
             others[client] = False
@@ -139,8 +130,8 @@ class FedFomo(fl.Algorithm):
             random = rng.permutation(available).tolist()
 
             participations = int(state.participation_count[client])
-            epsilon = self.config.epsilon - self.config.epsilon_decay * participations
-            explores = rng.random(self.most_models()) < epsilon  # [M]
+            epsilon = self.config.epsilon - DECAY * participations
+            explores = rng.random(self.most_models) < epsilon  # [M]
             for slot, explore in enumerate(explores[: len(available)]):
                 chosen[k, slot] = picked = (random if explore else best)[0]
                 random.remove(picked)
@@ -187,16 +178,13 @@ class FedFomo(fl.Algorithm):
         return {"personal": fl.Deployment(self.dispatch(state, ids), program), "trained": trained}
 
 
-def sum_losses(context: fl.Context, names: tuple[str, ...], models: int) -> fl.Tree:
+def sum_losses(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
     """Return sums over a batch of the losses of the models that were sent and of the client's own.
 
-    They are `sent` [M] and `own` [], float64, and the number of samples, `count` [].
-
-    Args:
-        context: A batch; the values of model m are `ctx["model.NAME"][m]`.
-        names: Names of the leaves of a model.
-        models: Number of models M.
+    They are `sent` [M] and `own` [], float64, and the number of samples, `count` []. The leaf NAME
+    of model m is `ctx["model.NAME"][m]`.
     """
+    models = len(context.ctx["asked"])  # M
     x, y, mask = context.batch.x, context.batch.y, context.batch.mask
     logits = []
     for m in range(models):

@@ -149,7 +149,7 @@ def test_the_most_preferred_models_that_exist_are_sent():
 
 
 def test_draws_depend_on_round_and_client_and_on_nothing_else():
-    built = build(*KEYS, "partition.clients=20", "algorithm.epsilon=1", "algorithm.epsilon_decay=0")
+    built = build(*KEYS, "partition.clients=20", "algorithm.epsilon=1")
     state = standing(built, [[0.0] * 20] * 20, [True] * 20)
     together = built.algorithm.candidates(state, torch.arange(20))
 
@@ -191,7 +191,7 @@ def test_every_model_is_random_or_the_best_one_left():
     the best one that is left, how often a random one is each of the others, and how many random
     ones a list has. One draw for a whole list would give lists with 0 or 4 of them only.
     """
-    keys = ("algorithm.models=4", "algorithm.epsilon=0.5", "algorithm.epsilon_decay=0")
+    keys = ("algorithm.models=4", "algorithm.epsilon=0.5")
     built = build(*KEYS, "partition.clients=20", *keys)
     likes = torch.arange(20.0).repeat(20, 1).tolist()
     state = standing(built, likes, [True] * 20)
@@ -215,25 +215,6 @@ def test_every_model_is_random_or_the_best_one_left():
     first = [row[0] for row in places if row[0] > 0]
     assert set(first) == set(range(1, 19))
     assert max(first.count(place) for place in range(1, 19)) < 0.15 * len(first)  # 1/18 each
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("engine", "block"), [("sequential", 1), ("vectorized", 2)])
-def test_engines_ask_for_models_block_by_block(engine, block, monkeypatch):
-    built = build(*KEYS, f"engine.name={engine}", f"engine.block={block}")
-    state = after(built, 1)
-    asked = []
-    dispatch = built.algorithm.dispatch
-
-    def spy(seen, ids):
-        asked.append(len(ids))
-        return dispatch(seen, ids)
-
-    monkeypatch.setattr(built.algorithm, "dispatch", spy)
-    played(built, state)
-
-    assert sum(asked) == 5
-    assert max(asked) == block
 
 
 @pytest.mark.slow
@@ -289,6 +270,13 @@ def test_bytes_are_m_models_down_and_one_up():
     assert summary["communication"]["down_bytes"] == 5 * 2 * 2 * (w + 1)
     assert summary["communication"]["up_bytes"] == 5 * (3 * w + 2 * 2 * 4)
     assert most["communication"]["down_bytes"] == 5 * 2 * 4 * (w + 1)
+
+
+@pytest.mark.slow
+def test_a_single_client_trains_alone():
+    state = after(build(*KEYS, "partition.clients=1"), 2)
+
+    assert not state.server["preference"].any()
 
 
 # Mixing by validation losses

@@ -96,18 +96,6 @@ def test_shared_net_is_fedavgs_with_the_same_loss():
 
 
 @pytest.mark.slow
-def test_engines_agree():
-    keys = (*KEYS, "algorithm=fedrod")
-    one, many = (
-        after(build(*keys, f"engine.name={name}"), 3) for name in ("sequential", "vectorized")
-    )
-
-    for a, b in ((one.server, many.server), (one.clients, many.clients)):
-        for name, value in a.items():
-            assert_equal(b[name], value, name)
-
-
-@pytest.mark.slow
 def test_deployed_models_have_both_heads_and_the_shared_one():
     """The evaluated head of each client is the shared one plus its own."""
     built = build(*KEYS, "algorithm=fedrod")

@@ -32,7 +32,6 @@ REFUSED = [
     ("fedcpmd", (ONE_LAYER,), "algorithm.candidates"),
     ("feddbe", ("algorithm.mu=0.5", "train.optimizer.momentum=0.9"), "plain SGD"),
     ("feddbe", ("algorithm.mu=0.5", "train.clip=1"), "plain SGD"),
-    ("fedfomo", ("partition.clients=1",), "partition.clients=1"),
     ("fedper", ("algorithm.layers=4",), "algorithm.layers"),
     ("fedrep", (), "train.local_epochs"),
     ("lgfedavg", (NET, "algorithm.layers=6"), "algorithm.layers"),
