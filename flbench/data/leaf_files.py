@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.errors import DataError, shortened
+from flbench.core.errors import DataError
 from flbench.data import labels as labels_of
 from flbench.data.dataset import Dataset
 from flbench.data.folders import Folder
@@ -36,102 +36,61 @@ def read(folder: Folder, name: str, vocabulary: str) -> Dataset:
         vocabulary: `data.text.vocabulary`: characters of the texts, `texts` or `leaf`.
 
     Raises:
-        DataError: A file is not of this form; the message names file and user.
+        DataError: A file is not of this form; the message names the file.
     """
     files = [entry for entry in folder.names if is_leaf_file(entry)]
     # The train part of a user comes before its test part.
     files.sort(key=lambda entry: ("test" in PurePosixPath(entry).parts[:-1], entry))
-    found: dict[str, tuple[list[Any], list[Any]]] = {}
+    found: dict[str, list[tuple[Any, Any]]] = {}
     for entry in files:
-        where = folder.place(entry)
-        for user, x, y in _users(folder.read(entry), where):
-            mine = found.setdefault(user, ([], []))
-            mine[0].extend(x)
-            mine[1].extend(y)
-    found = {user: pair for user, pair in found.items() if pair[0]}
-    if not found:
-        raise DataError(f"{folder.path}: the JSON files have no samples. Give those of LEAF.")
-    x = [sample for samples, _ in found.values() for sample in samples]
-    y = [label for _, labels in found.values() for label in labels]
-    groups = np.repeat(np.arange(len(found)), [len(samples) for samples, _ in found.values()])
-    where = str(folder.path)
+        try:
+            tree = json.loads(folder.read(entry))
+            if len({*tree["users"]}) < len(tree["users"]):
+                raise ValueError("`users` names a user twice")
+            for user in tree["users"]:
+                x, y = (tree["user_data"][user][key] for key in "xy")
+                if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
+                    raise ValueError(f"`x` and `y` of the user `{user}` are not equally long lists")
+                found.setdefault(str(user), []).extend(zip(x, y, strict=True))
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise DataError(
+                f"{folder.place(entry)} is not a file of LEAF ({error}). It must have `users` and"
+                " `user_data` with as many samples `x` as labels `y` of each user."
+            ) from error
+    found = {user: pairs for user, pairs in found.items() if pairs}
+    x, y = ([pair[k] for pairs in found.values() for pair in pairs] for k in (0, 1))
+    groups = np.repeat(np.arange(len(found)), [*map(len, found.values())])
     shared: dict[str, Any] = {
         "train": len(x),
         "groups": groups,
         "group_names": tuple(found),
         "notes": folder.left_out(files, "LEAF's files are .json"),
     }
-    if isinstance(x[0], str):
-        return _texts(name, x, y, groups, vocabulary, where, shared)
     try:
+        if x and all(isinstance(one, str) for one in (*x, *y)):
+            return _texts(name, x, y, vocabulary, str(folder.path), shared)
         numbers: NDArray[Any] = np.array(x, dtype=np.float32)
+        if numbers.ndim != 2 or not numbers.size or not np.isfinite(numbers).all():
+            raise ValueError("samples must be lists of equally many finite numbers, or texts")
+        if not all(isinstance(label, str | int | float) for label in y):
+            raise ValueError("labels must be numbers or texts")
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(
-            f"{where}: samples are neither texts nor lists of equally many numbers ({error})."
-        ) from error
-    if numbers.ndim != 2 or not numbers.shape[1] or not np.isfinite(numbers).all():
-        raise DataError(
-            f"{where}: samples must be lists of finite numbers, got the shape"
-            f" {list(numbers.shape)}. Flatten them, and replace what is not finite."
-        )
+        raise DataError(f"{folder.path}: the samples are not those of LEAF ({error}).") from error
     side = isqrt(numbers.shape[1])
     if side > 1 and side * side == numbers.shape[1]:
         numbers = numbers.reshape(-1, 1, side, side)
-    for k, label in enumerate(y):
-        if not isinstance(label, str | int | float):
-            raise DataError(
-                f"{where}: the label of sample {k} (counted from 0), of the user"
-                f" `{shared['group_names'][groups[k]]}`, is {shortened(repr(label), 40)}. It must"
-                " be a number or a text."
-            )
-    names, (classes,), notes = labels_of.number_classes({"y": np.array(y)}, where, None)
-    shared["notes"] = (*shared["notes"], *notes)
+    names, (classes,), notes = labels_of.number_classes({"y": np.array(y)}, str(folder.path), None)
+    shared["notes"] += notes
     return Dataset(name, numbers, classes, tuple(names), **shared)
 
 
-def _users(content: bytes, where: str) -> list[tuple[str, list[Any], list[Any]]]:
-    """Return name, samples and labels of each user of a file."""
-    try:
-        tree = json.loads(content)
-        users, data = tree["users"], tree["user_data"]
-        found = [(str(user), data[user]["x"], data[user]["y"]) for user in users]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"{where} is not a file of LEAF ({type(error).__name__}: {error}). It must have `users`"
-            " and `user_data` with `x` and `y` of each user."
-        ) from error
-    if len({user for user, _, _ in found}) < len(found):
-        raise DataError(f"{where}: `users` names a user twice. Make the file again.")
-    for user, x, y in found:
-        if not (isinstance(x, list) and isinstance(y, list)):
-            raise DataError(f"{where}: `x` and `y` of the user `{user}` are not two lists.")
-        if len(x) != len(y):
-            raise DataError(
-                f"{where}: the user `{user}` has {len(x)} samples `x` and {len(y)} labels `y`. Make"
-                " the file again."
-            )
-    return found
-
-
 def _texts(
-    name: str,
-    x: list[Any],
-    y: list[Any],
-    groups: NDArray[np.int64],
-    vocabulary: str,
-    where: str,
-    shared: dict[str, Any],
+    name: str, x: list[str], y: list[str], vocabulary: str, where: str, shared: dict[str, Any]
 ) -> Dataset:
     """Return the data set of texts and the character after each."""
     length = len(x[0])
-    for k, (text, label) in enumerate(zip(x, y, strict=True)):
-        is_right = isinstance(text, str) and len(text) == length > 0
-        if not is_right or not isinstance(label, str) or len(label) != 1:
-            raise DataError(
-                f"{where}: sample {k} (counted from 0) of the user"
-                f" `{shared['group_names'][groups[k]]}` is not a text of {length} characters with"
-                " one character as its label. Make the files again."
-            )
+    if {*map(len, x)} != {length} or {*map(len, y)} != {1} or not length:
+        raise ValueError("texts must have one length, and labels one character")
     whole = "".join(x) + "".join(y)
     characters = LEAF if vocabulary == "leaf" else "".join(sorted(set(whole)))
     ids = numbers_of(whole, characters, where)
@@ -140,10 +99,10 @@ def _texts(
     labels = ids[len(x) * length :].astype(np.int64)
     # LEAF's samples begin at every character of a text: then each is the one before without its
     # first character and with its label.
+    groups = shared["groups"]
     follows = (samples[1:, :-1] == samples[:-1, 1:]).all(axis=1) & (samples[1:, -1] == labels[:-1])
     follows &= groups[1:] == groups[:-1]
-    steps = np.where(follows, 1, length + 1)
-    starts = np.concatenate([[0], np.cumsum(steps)])
+    starts = np.concatenate([[0], np.cumsum(np.where(follows, 1, length + 1))])
     first = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
     starts -= np.repeat(starts[first], np.diff([*first, len(x)]))
     return Dataset(

@@ -66,28 +66,24 @@ def read(folder: Folder, name: str, config: TextConfig) -> Dataset:
             f"{folder.path}: {sum(counts):,} windows of {config.window} characters take more than"
             f" {MAX_BYTES // 2**30} GiB. Raise data.text.stride, now {config.stride}."
         )
-    x = np.empty((sum(counts), config.window), dtype=size)
-    y = np.empty(len(x), dtype=np.int64)
-    begin = 0
-    for k, count in zip(kept, counts, strict=True):
-        ids = numbers_of(texts[k], characters, folder.place(files[k]))
-        # A view: only the result, with the smallest type, has each character several times.
-        windows = sliding_window_view(ids, config.window + 1)[:: config.stride]
-        x[begin : begin + count], y[begin : begin + count] = windows[:, :-1], windows[:, -1]
-        begin += count
-    starts = [config.stride * np.arange(count) for count in counts]
+    windows = [  # views, which are copied once
+        sliding_window_view(
+            numbers_of(texts[k], characters, folder.place(files[k])).astype(size), config.window + 1
+        )[:: config.stride]
+        for k in kept
+    ]
     return Dataset(
         name,
-        x,
-        y,
+        np.concatenate([one[:, :-1] for one in windows]),
+        np.concatenate([one[:, -1] for one in windows]).astype(np.int64),
         tuple(map(character_name, characters)),
-        train=len(x),
+        train=sum(counts),
         groups=np.repeat(np.arange(len(kept)), counts),
         group_names=client_names([files[k] for k in kept]),
         notes=(*folder.left_out(files, "texts are .txt files"), *notes),
         vocabulary=len(characters),
         tokens=tuple(characters),
-        starts=np.concatenate(starts),
+        starts=np.concatenate([config.stride * np.arange(count) for count in counts]),
         span=config.window + 1,
     )
 
