@@ -15,8 +15,8 @@ from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.algorithms.shared.simplex import simplex
-from flbench.losses import ClassPull, CrossEntropy, PrototypeL2
-from flbench.losses.similarity import EPSILON
+from flbench.losses import CrossEntropy, PrototypeL2
+from flbench.losses.similarity import EPSILON, class_sums, full_precision, wide
 
 PROTOTYPES, PRESENT = "group.prototypes", "group.present"
 TABLE = (PROTOTYPES, PRESENT)
@@ -146,7 +146,7 @@ class FedPc(fl.Algorithm):
         config = self.config
         if config.pull == "per_sample_mse":
             return PrototypeL2(config.gamma, PROTOTYPES, PRESENT)
-        return ClassPull(config.gamma, config.pull, PROTOTYPES, PRESENT)  # eq. 3
+        return fl.Term(config.gamma, fl.bind(class_pull, config.pull == "mse"))
 
     # Server
 
@@ -162,7 +162,8 @@ class FedPc(fl.Algorithm):
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         server = state.server
         if self.stages()[state.stage].setup:  # the clients' groups c(i)
-            vectors = client_vectors(results.sent)
+            # Classes that a client does not hold are zeros.
+            vectors = results.sent.values["prototypes"].double().flatten(1)  # [K, C D]
             labels, q = group_clients(vectors, self.config.groups, self.setting.seed)
             groups = server["groups"].index_copy(0, results.ids, labels)
             return fl.Update({"groups": groups}, metrics={"groups": int(groups.max()) + 1, "q": q})
@@ -209,22 +210,11 @@ class FedPc(fl.Algorithm):
 # Set-up: the clients' groups, by principal components and k-means (scikit-learn).
 
 
-def client_vectors(sent: fl.Message) -> Tensor:
-    """Return one vector per client, its prototypes class after class, [K, C D] float64.
-
-    Args:
-        sent: `prototypes` [K, C, D] of the clients, whose mask [K, C] says which classes a client
-            holds. Classes that it does not hold are zeros.
-    """
-    held = sent.mask["prototypes"][:, :, None]
-    return torch.where(held, sent.values["prototypes"].double(), 0.0).flatten(1)
-
-
 def group_clients(vectors: Tensor, groups: int | Literal["auto"], seed: int) -> tuple[Tensor, int]:
     """Return the group c(i) of each client and the number of principal components q.
 
     Args:
-        vectors: [K, C D], see `client_vectors`.
+        vectors: [K, C D] float64, the prototypes of each client.
         groups: Number of groups J, or `auto` for the best mean silhouette among 2 to 10. There are
             fewer groups if fewer clients differ.
         seed: Seed of the run.
@@ -268,12 +258,10 @@ def kmeans(points: Points, groups: int, seed: int) -> Labels:
     """
     from sklearn.cluster import KMeans
 
-    means = KMeans(min(groups, len(points)), n_init=10, random_state=seed)
-    found, first = np.unique(labels := means.fit_predict(points), return_index=True)
-    numbered = np.empty_like(found)
-    numbered[first.argsort()] = np.arange(len(found))
-    of_points: Labels = numbered[labels].astype(np.int64)
-    return of_points
+    found = KMeans(min(groups, len(points)), n_init=10, random_state=seed).fit_predict(points)
+    _, first, inverse = np.unique(found, return_index=True, return_inverse=True)
+    labels: Labels = first.argsort().argsort()[inverse]
+    return labels
 
 
 def best_silhouette(points: Points, seed: int) -> Labels:
@@ -296,17 +284,33 @@ def best_silhouette(points: Points, seed: int) -> Labels:
     return max((kmeans(points, count, seed) for count in counts), key=score, default=one)
 
 
-# Each round: a group is a backbone and a table of prototypes, with a leading axis J.
+# Each round
+
+
+def class_pull(context: fl.Context, squared: bool) -> Tensor:
+    """Return L_p of eq. 3 for a batch; 0 if no class of the batch has a prototype.
+
+    The distance is sqrt(||.||^2 + 1e-12), which has a gradient at 0, or, if `squared`, the mean
+    square over the D features.
+    """
+    batch, features, ctx = context.batch, context.out.features, context.ctx
+    with full_precision(features):
+        table = ctx[PROTOTYPES].to(wide(features, ctx[PROTOTYPES]))  # [C, D]
+        sums, counts = class_sums(features.to(table.dtype), batch.y, len(table), batch.mask)
+        squares = (sums / counts.clamp_min(1)[:, None] - table).square()  # [C, D]
+        of_class = squares.mean(dim=1) if squared else (squares.sum(dim=1) + EPSILON).sqrt()
+        return torch.where((counts > 0) & ctx[PRESENT], of_class, 0.0).sum()
+
+
+# A group is a backbone and a table of prototypes, with a leading axis J.
 
 
 def intra_group_means(old: fl.Tree, sent: fl.Message, weights: Tensor) -> fl.Tree:
     """Return theta^_j and P^_j: the weighted means over the clients of each group, [J, ...] each.
 
-    A group without a client keeps its old values. So does a class that no client of the group
-    holds.
-
     Args:
-        old: Backbones and tables of the groups, [J, ...] each.
+        old: Backbones and tables of the groups, [J, ...] each. A group without a client keeps its
+            own, and so does a class that no client of the group holds.
         sent: Leaves of the net [K, ...] and `prototypes` [K, C, D] from the clients. The mask
             [K, C] of the latter says which classes a client holds.
         weights: [J, K] >= 0, with 0 for clients of other groups.
@@ -326,9 +330,6 @@ def intra_group_means(old: fl.Tree, sent: fl.Message, weights: Tensor) -> fl.Tre
 
 def mean_tables(tables: Tensor, present: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return weighted means of prototypes, class by class, over the tables that have the class.
-
-    P[r, c] = sum_k weights[r, k] P[k, c] / sum_k weights[r, k] over the tables k with class c; zero
-    where these weights are zero. Sums accumulate in float64 and are cast at the end.
 
     Args:
         tables: [K, C, D] prototypes.
@@ -351,10 +352,6 @@ def table_cosines(tables: Tensor, present: Tensor) -> Tensor:
     """Return M of eq. 5-6: cosines [J, J] float64 of tables, over the classes that both have.
 
     The diagonal is 1. Two tables without a common class have cosine 0.
-
-    Args:
-        tables: [J, C, D] prototypes.
-        present: [J, C] bool: the classes that each table has.
     """
     held = present.double()
     own = tables.double() * held[:, :, None]

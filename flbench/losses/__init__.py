@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flbench.losses.balanced_softmax import BalancedSoftmax as BalancedSoftmax
     from flbench.losses.class_balanced import ClassBalanced as ClassBalanced
-    from flbench.losses.class_pull import ClassPull as ClassPull
     from flbench.losses.cross_entropy import CrossEntropy as CrossEntropy
     from flbench.losses.focal import Focal as Focal
     from flbench.losses.label_smoothing import LabelSmoothing as LabelSmoothing

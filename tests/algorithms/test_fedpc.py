@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+import flbench.algorithms as fl
 from flbench.algorithms.base import Algorithm, state_of
-from flbench.algorithms.fedpc import TABLE, group_weights
+from flbench.algorithms.fedpc import TABLE, class_pull, group_weights
 from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.client.program import Phase
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.types import Message, Results, State
 from flbench.experiment import rounds
-from flbench.losses import ClassPull, PrototypeL2
+from flbench.losses import PrototypeL2
 from flbench.models.base import net_leaves
 from flbench.testing import after, fingerprint, played
 from tests.support import build, summary_of_run, write_npz
@@ -376,7 +377,8 @@ def test_local_loss_is_cross_entropy_and_the_pull(form):
 
     cross_entropy, pull = train.terms
     assert cross_entropy.weight == 0.5
-    assert pull == (mean_square if form == "per_sample_mse" else ClassPull(0.25, form, *TABLE))
+    of_classes = fl.Term(0.25, fl.bind(class_pull, form == "mse"))
+    assert pull == (mean_square if form == "per_sample_mse" else of_classes)
     assert train.train == frozenset(built.algorithm.setting.net.parameters)
 
 

@@ -7,13 +7,11 @@ from sklearn.decomposition import PCA
 
 from flbench.algorithms.fedpc import (
     best_silhouette,
-    client_vectors,
     group_clients,
     kmeans,
     principal_components,
     table_cosines,
 )
-from flbench.core.types import Message
 
 CAMPS = np.array([[0.0, 0], [0, 1], [9, 0], [9, 1], [0, 30], [1, 30], [0, 31]])
 EXPECTED = [0, 0, 1, 1, 2, 2, 2]
@@ -21,18 +19,6 @@ EXPECTED = [0, 0, 1, 1, 2, 2, 2]
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def test_client_vectors_have_class_after_class_and_zeros_for_classes_that_are_not_held():
-    own, held = random(3, 4, 2), torch.rand(3, 4, generator=torch.Generator().manual_seed(1)) > 0.4
-    held[:, 3] = False
-
-    found = client_vectors(Message({"prototypes": own}, {"prototypes": held}))
-
-    for k in range(4):
-        for i in range(3):
-            block = found[i, 2 * k : 2 * k + 2]
-            assert torch.equal(block, own[i, k] if held[i, k] else torch.zeros(2))
 
 
 @pytest.mark.parametrize("shape", [(7, 40), (40, 7)])
@@ -118,9 +104,8 @@ def test_clients_of_the_same_classes_come_together(groups):
     """Vectors of clients with different classes have zeros in different places."""
     held = torch.tensor([[1, 1, 0, 0]] * 4 + [[0, 0, 1, 1]] * 3).bool()
     own = (10 + random(7, 4, 3)) * held[:, :, None]
-    sent = Message({"prototypes": own}, {"prototypes": held})
 
-    labels, q = group_clients(client_vectors(sent), groups, 0)
+    labels, q = group_clients(own.flatten(1), groups, 0)
 
     assert labels.dtype == torch.int64
     assert labels.tolist() == [0, 0, 0, 0, 1, 1, 1]

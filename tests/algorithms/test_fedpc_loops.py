@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flbench.algorithms.fedpc import TABLE
+from flbench.algorithms.fedpc import TABLE, class_pull
 from flbench.core.types import Tree
 from tests.algorithms.loops import (
     BACKBONE,
@@ -34,12 +34,14 @@ Table = dict[int, Tensor]
 
 
 def pull_loss(z: Tensor, y: list[int], table: Table, form: str) -> Tensor:
-    """L_p: eq. 3 for a batch (class_mean), or the mean square over samples and features."""
-    if form == "class_mean":
+    """L_p: eq. 3 for a batch (class_mean), its mean square, or that over samples and features."""
+    if form != "per_sample_mse":
         total = z.sum() * 0
         for k, mean in class_means(z, y).items():
             if k in table:
-                total = total + (((mean - table[k]) ** 2).sum() + 1e-12).sqrt()
+                squares = (mean - table[k]) ** 2
+                is_mean = form == "mse"
+                total = total + (squares.mean() if is_mean else (squares.sum() + 1e-12).sqrt())
         return total
     squares = [
         sum((feature[d] - table[k][d]) ** 2 for d in range(len(feature))) / len(feature)
@@ -52,12 +54,10 @@ def pull_loss(z: Tensor, y: list[int], table: Table, form: str) -> Tensor:
 # The pull alone
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "mse"])
 @pytest.mark.parametrize("seed", range(4))
 def test_pull_equals_the_loop_in_value_and_gradient(seed, form):
     c = case(seed)
-    names = dict(zip(TABLE, ("global.prototypes", "global.present"), strict=True))
-    c.ctx |= {mine: c.ctx[theirs] for mine, theirs in names.items()}
     algorithm = build("algorithm=fedpc", f"algorithm.pull={form}").algorithm
     table = {k: c.ctx[TABLE[0]][k] for k in range(5) if c.ctx[TABLE[1]][k]}
 
@@ -77,7 +77,6 @@ def test_gradient_of_the_default_shrinks_with_the_distance_and_that_of_equation_
         for distance in (1.0, 0.01):
             c = case(n=1, absent=())
             c.y = torch.tensor([2])
-            c.ctx |= {TABLE[0]: c.ctx["global.prototypes"], TABLE[1]: c.ctx["global.present"]}
             shift = torch.tensor([[0.6, 0.0, 0.8, 0.0]]).double() * distance
             c.features = (c.ctx["global.prototypes"][2] + shift).requires_grad_()
             [gradient] = torch.autograd.grad(term(c.context()), c.features)
@@ -85,6 +84,19 @@ def test_gradient_of_the_default_shrinks_with_the_distance_and_that_of_equation_
 
     assert lengths["per_sample_mse", 0.01] == pytest.approx(0.01 * lengths["per_sample_mse", 1.0])
     assert lengths["class_mean", 0.01] == pytest.approx(lengths["class_mean", 1.0])
+
+
+def test_pull_of_class_means_leaves_their_samples_alone():
+    """Samples around their prototype: the mean lies on it, and there the gradient is finite."""
+    c = case(n=4, absent=())
+    around = torch.tensor([[1.0, 0, 0, 0], [-1, 0, 0, 0], [0, 2, 0, 0], [0, -2, 0, 0]]).double()
+    c.y = torch.tensor([2, 2, 2, 2])
+    c.features = (c.ctx[TABLE[0]][2] + around).requires_grad_()
+
+    value = class_pull(c.context(), False)
+
+    assert float(value.detach()) == pytest.approx(1e-6)  # sqrt(0 + 1e-12)
+    assert torch.autograd.grad(value, c.features)[0].abs().max() < 1e-6
 
 
 # Whole rounds

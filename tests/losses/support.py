@@ -57,6 +57,8 @@ def case(
             "global.prototypes": prototypes,
             "global.present": present,
             "global.similarity": unit @ unit.T,
+            "group.prototypes": prototypes,
+            "group.present": present,
             "beta": torch.tensor(0.3, dtype=torch.float64),
             COUNTS: torch.tensor([40.0, 7.0, 1.0, 12.0, 3.0], dtype=torch.float64)[:classes]
             * present,

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from flbench.algorithms.fednh import by_cosine
+from flbench.algorithms.fedpc import class_pull
 from flbench.algorithms.hfcd import contrast_loss, ordinary_distillation, similarity_loss
 from flbench.client.program import Term, bind
 from flbench.losses import (
     BalancedSoftmax,
     ClassBalanced,
-    ClassPull,
     CrossEntropy,
     Focal,
     LabelSmoothing,
@@ -30,13 +30,13 @@ def scaled(context):
     return context.out.logits * context.leaves["scale"]
 
 
-FORMS = ("class_mean", "mse")
 TERMS = {
     "cross_entropy": CrossEntropy(),
-    **{f"prototype_class_pull_{form}": ClassPull(form=form) for form in FORMS},
     "cosine_cross_entropy": ScoresCrossEntropy(scores=by_cosine),
     "scores_cross_entropy": ScoresCrossEntropy(scores=scaled),
     "prototype_l2": PrototypeL2(),
+    "fedpc_pull": Term(1.0, bind(class_pull, False)),
+    "fedpc_pull_mse": Term(1.0, bind(class_pull, True)),
     "hfcd_contrast": Term(1.0, bind(contrast_loss, 0.2, 0.1, 1.3)),
     "hfcd_similarity": Term(1.0, similarity_loss),
     "hfcd_ordinary": Term(1.0, bind(ordinary_distillation, 0.2)),
@@ -164,44 +164,6 @@ def test_prototype_l2_equals_a_loop():
 
     assert len(losses) < len(c.y)
     assert float(PrototypeL2()(c.context())) == pytest.approx(sum(losses) / len(losses), abs=TINY)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_class_pull_equals_a_loop_over_classes(form):
-    """One class of the batch has no prototype, one class with a prototype is not in the batch."""
-    c = case(n=9)
-    c.y = torch.tensor([0, 0, 0, 3, 3, 1, 1, 4, 0])
-    table, present = c.ctx["global.prototypes"].tolist(), c.ctx["global.present"].tolist()
-    total = 0.0
-
-    def distance(z: list[float], k: int) -> float:
-        return sqrt(sum((a - b) ** 2 for a, b in zip(z, table[k], strict=True)) + 1e-12)
-
-    for k in sorted(set(c.y.tolist())):
-        if not present[k]:
-            continue
-        mine = [z.tolist() for z, y in zip(c.features, c.y.tolist(), strict=True) if y == k]
-        mean = [sum(column) / len(mine) for column in zip(*mine, strict=True)]
-        if form == "class_mean":
-            total += distance(mean, k)
-        else:
-            total += sum((a - b) ** 2 for a, b in zip(mean, table[k], strict=True)) / len(mean)
-
-    assert total > 0.5
-    assert float(ClassPull(form=form)(c.context())) == pytest.approx(total, abs=TINY)
-
-
-def test_class_pull_pulls_class_means_and_not_their_samples():
-    """Samples around their prototype: the mean lies on it, and there the gradient is finite."""
-    c = case(n=4, absent=())
-    around = torch.tensor([[1.0, 0, 0, 0], [-1, 0, 0, 0], [0, 2, 0, 0], [0, -2, 0, 0]]).double()
-    c.y = torch.tensor([2, 2, 2, 2])
-    c.features = (c.ctx["global.prototypes"][2] + around).requires_grad_()
-
-    means = ClassPull()(c.context())
-
-    assert float(means) == pytest.approx(1e-6)  # sqrt(0 + 1e-12)
-    assert torch.autograd.grad(means, c.features)[0].abs().max() < 1e-6
 
 
 def test_proximal_gradient_is_the_way_from_the_start():
