@@ -26,37 +26,34 @@ def pathological(
 
     Every client in turn, in random order, gets the classes that the fewest clients have so far, so
     the numbers of clients per class differ by at most one.
-
-    Raises:
-        ConfigError: `classes_per_client` is larger than the number of classes.
     """
-    _check_classes_per_client(config, classes)
     members = by_class(y)
-    holders = _holders(len(members), config.classes_per_client, clients, rng)
+    holders = _holders(len(members), config, classes, clients, rng)
     assigned: list[list[Indices]] = [[np.zeros(0, dtype=np.int64)] for _ in range(clients)]
     for positions, owners in zip(members, holders, strict=True):
         samples = rng.permutation(positions)
-        for client, piece in zip(
-            owners, np.array_split(samples, max(1, len(owners))), strict=False
-        ):
+        pieces = np.array_split(samples, max(1, len(owners)))
+        for client, piece in zip(owners, pieces, strict=False):
             assigned[client].append(piece)
-    return [np.concatenate(pieces) for pieces in assigned]
+    return [np.concatenate(mine) for mine in assigned]
 
 
 def _holders(
-    classes: int, per_client: int, clients: int, rng: np.random.Generator
+    n: int, config: PartitionConfig, classes: int, clients: int, rng: np.random.Generator
 ) -> list[list[int]]:
-    """Return the clients of each class, so that every client has `per_client` classes.
-
-    Every client in turn, in random order, gets the classes that the fewest clients have so far.
-    """
-    count = min(per_client, classes)
-    holders: list[list[int]] = [[] for _ in range(classes)]
-    held = np.zeros(classes, dtype=np.int64)  # number of clients of each class
+    """Return the clients of each of the n classes that occur; each has `classes_per_client`."""
+    if config.classes_per_client > classes:
+        raise ConfigError(
+            f"`partition.classes_per_client` must be at most the {classes} classes of the data set,"
+            f" got {config.classes_per_client}."
+        )
+    count = min(config.classes_per_client, n)
+    holders: list[list[int]] = [[] for _ in range(n)]
+    held = np.zeros(n, dtype=np.int64)  # number of clients of each class
     for client in rng.permutation(clients):
-        order = rng.permutation(classes)
+        order = rng.permutation(n)
         # Classes with the fewest clients come first, in random order among equals.
-        keys = held[order] * classes + np.arange(classes)  # all different
+        keys = held[order] * n + np.arange(n)  # all different
         scarce = order[np.argpartition(keys, count - 1)[:count]]
         held[scarce] += 1
         for k in scarce:
@@ -74,13 +71,9 @@ def extended_dirichlet(
 
     Source: Li and Lyu, NeurIPS 2023 (Convergence Analysis of Sequential Federated Learning on
     Heterogeneous Data), whose clients draw their classes at random.
-
-    Raises:
-        ConfigError: `classes_per_client` is larger than the number of classes.
     """
-    _check_classes_per_client(config, classes)
     members = by_class(y)
-    holders = _holders(len(members), config.classes_per_client, clients, rng)
+    holders = _holders(len(members), config, classes, clients, rng)
     drawn, owners = [], []
     for positions, held_by in zip(members, holders, strict=True):
         if held_by:
@@ -148,15 +141,6 @@ def intervals(targets: NDArray[Any], bins: int) -> Indices:
     """
     edges = np.quantile(targets, np.arange(1, bins) / bins)
     return np.searchsorted(edges, targets, side="left").astype(np.int64)
-
-
-def _check_classes_per_client(config: PartitionConfig, classes: int) -> None:
-    """Raise a ConfigError if clients are to have more classes than there are."""
-    if config.classes_per_client > classes:
-        raise ConfigError(
-            f"`partition.classes_per_client` must be at most the {classes} classes of the data set,"
-            f" got {config.classes_per_client}."
-        )
 
 
 def grouped(
