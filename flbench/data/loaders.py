@@ -73,24 +73,21 @@ def read(value: Any, where: str) -> Read:
                     found[part] = getattr(value, method)()
     parts = {part: _by_client(loaders) for part, loaders in found.items()}
     for part, loaders in parts.items():
-        if any(not isinstance(loader, DataLoader) for loader in loaders.values()):
+        is_loader = all(isinstance(loader, DataLoader) for loader in loaders.values())
+        if not is_loader or (part == "val" and loaders.keys() != parts["train"].keys()):
             raise DataError(
                 f"{where}: {part}_dataloader must return a torch.utils.data.DataLoader, or a list"
-                " or dict of them with one for each client."
+                " or dict of them with one for each client, and val_dataloader those of the same"
+                " clients as train_dataloader."
             )
-        if part == "val" and loaders.keys() != parts["train"].keys():
-            names_of = [", ".join(map(str, parts[one])) or "one" for one in ("train", "val")]
-            raise DataError(
-                f"{where}: train_dataloader returns loaders of the clients {names_of[0]}, and"
-                f" val_dataloader of {names_of[1]}. Return one for each client in both."
-            )
-    forms: list[BatchForm] = []
+    form = BatchForm((), "", "", is_dict=False)
     arrays: dict[str, NDArray[Any]] = {}
     extras: dict[str | int, list[NDArray[Any]]] = {}
     for part, loaders in parts.items():
-        places = {name: f"{where}, {part} loader {name}".rstrip() for name in loaders}
-        columns = [_columns(loader, places[name], forms) for name, loader in loaders.items()]
-        form = forms[0]
+        columns = []
+        for name, loader in loaders.items():
+            form, values = _columns(loader, f"{where}, {part} loader {name}".rstrip(), form)
+            columns.append(values)
         arrays[f"{part}_images"] = _joined([one[form.sample] for one in columns], where)
         arrays[f"{part}_labels"] = _joined([one[form.label] for one in columns], where)
         if not isinstance(found[part], DataLoader):
@@ -98,7 +95,7 @@ def read(value: Any, where: str) -> Read:
             arrays[f"{part}_groups"] = np.repeat(np.asarray(list(loaders)), sizes)
         for key in form.extras:
             extras.setdefault(key, []).extend(one[key] for one in columns)
-    return Read(arrays, forms[0], {key: _joined(extras[key], where) for key in extras})
+    return Read(arrays, form, {key: _joined(extras[key], where) for key in extras})
 
 
 def _base(value: Any) -> type | None:
@@ -118,61 +115,55 @@ def _by_client(loaders: Any) -> dict[str, Any]:
 
 
 def _columns(
-    loader: DataLoader[Any], where: str, forms: list[BatchForm]
-) -> dict[str | int, NDArray[Any]]:
-    """Return the values of a loader by key, in the order of its data set.
+    loader: DataLoader[Any], where: str, first: BatchForm
+) -> tuple[BatchForm, dict[str | int, NDArray[Any]]]:
+    """Return the form of a loader's batches, and its values by key in the order of its data set.
 
     Args:
         loader: The loader.
         where: What it is, for messages.
-        forms: The form of the batches that were read before; the first one is added to it.
+        first: The form of the batches that were read before; one without keys before any.
     """
     found: dict[str | int, list[NDArray[Any]]] = {}
     for batch in _batches(loader, where):
         form = BatchForm.of(batch, f"{where}: a batch")
-        forms += [] if forms else [form]
+        first = first if first.keys else form
         values = {key: _values(batch[key], f"{where}: `{key}` of a batch") for key in form.keys}
         sizes = [*map(len, values.values())]
-        if form != forms[0] or len({*sizes}) > 1:
+        if form != first or len({*sizes}) > 1:
             raise DataError(
                 f"{where}: a batch has the keys {list(form.keys)} with {sizes} values, and the"
-                f" first one the keys {list(forms[0].keys)}. Give all batches the same form, and"
-                " one value for each sample."
+                f" first one the keys {list(first.keys)}. Give all batches the same form, and one"
+                " value for each sample."
             )
         for key, array in values.items():
             found.setdefault(key, []).append(array)
     if not found:
         raise DataError(f"{where} has no batch. Give each client at least one sample.")
-    return {key: _joined(values, f"{where}: `{key}`") for key, values in found.items()}
+    return first, {key: _joined(values, f"{where}: `{key}`") for key, values in found.items()}
 
 
 def _batches(loader: DataLoader[Any], where: str) -> Iterator[Any]:
     """Yield the batches of a loader without shuffling and without workers, drawn once."""
     if not isinstance(loader.dataset, IterableDataset):
+        sampler: Any = loader.sampler if loader.batch_size is not None else loader.batch_sampler
+        drawn = [int(k) for one in sampler or () for k in np.atleast_1d(one)]
+        is_weighted = isinstance(getattr(sampler, "sampler", sampler), WeightedRandomSampler)
+        if is_weighted or len(set(drawn)) < len(drawn):
+            raise DataError(
+                f"{where}: its sampler draws samples by weights or several times, and flbench reads"
+                " each sample once and draws the batches itself, so that this would have no effect."
+                " Give a loader without it; where classes are imbalanced, weight them in the loss."
+            )
         if loader.batch_size is not None:
-            drawn = [int(k) for k in loader.sampler]
-            _check_drawn(drawn, loader.sampler, where)
             loader = DataLoader(
                 loader.dataset,
                 loader.batch_size,
                 sampler=sorted(drawn),
                 collate_fn=loader.collate_fn,
             )
-        elif loader.batch_sampler is not None:
-            drawn = [int(k) for batch in loader.batch_sampler for k in batch]
-            _check_drawn(drawn, getattr(loader.batch_sampler, "sampler", None), where)
     with seeded(SEED), calling(where, "Correct the data set or the loader.", DataError):
         yield from loader
-
-
-def _check_drawn(drawn: Sequence[int], sampler: Any, where: str) -> None:
-    """Raise a DataError if a sampler weights samples, or draws some of them several times."""
-    if isinstance(sampler, WeightedRandomSampler) or len(set(drawn)) < len(drawn):
-        raise DataError(
-            f"{where}: its sampler draws samples by weights or several times, and flbench reads"
-            " each sample once and draws the batches itself, so that this would have no effect."
-            " Give a loader without it; where classes are imbalanced, weight them in the loss."
-        )
 
 
 def _values(values: Any, what: str) -> NDArray[Any]:
