@@ -43,13 +43,3 @@ class FedBN(fl.Algorithm):
             "the net has no BatchNorm layer, so FedBN would be FedAvg. Choose a net that has one"
             " (`model.name`, `model.norm=batch`), or set `algorithm.allow_no_bn=true`."
         ]
-
-    def notes(self) -> list[str]:
-        if not self.personal():
-            return ["fedbn: the net has no BatchNorm layer, so the method equals FedAvg."]
-        if self.setting.train.batchnorm == "average":
-            return [
-                "fedbn: clients keep BatchNorm statistics, although train.batchnorm=average: FedBN"
-                " keeps the whole layer."
-            ]
-        return []

@@ -39,10 +39,3 @@ class LocalOnly(fl.Algorithm):
         if self.config.budget == "full":
             return torch.arange(self.setting.clients)
         return super().cohort(state, draw)
-
-    def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        """Return an empty dispatch: the server sends nothing."""
-        return fl.Dispatch()
-
-    def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        return fl.Update()

@@ -6,19 +6,12 @@
 (['mean.head.bias'], ['head.bias'])
 """
 
-from collections.abc import Iterable
-
 from flbench.core.types import Tree
 
 
 def prefixed(prefix: str, tree: Tree) -> Tree:
     """Return the entries of a tree, each name with a prefix."""
     return {prefix + name: value for name, value in tree.items()}
-
-
-def prefixed_names(prefix: str, names: Iterable[str]) -> frozenset[str]:
-    """Return names, each with a prefix."""
-    return frozenset(prefix + name for name in names)
 
 
 def stripped(prefix: str, tree: Tree) -> Tree:
