@@ -25,7 +25,7 @@ from flbench.core.lightning import is_param_in_hook_signature
 from flbench.core.types import Batch, Context, Outputs, Tree
 from flbench.core.user_code_errors import as_errors, calling
 from flbench.models import freezing
-from flbench.models.lightning_head import Call, features_of, recorded
+from flbench.models.lightning_head import Call, of_batch, recorded
 from flbench.models.lightning_net import LightningNet, base_of, overrides
 
 Pack = Callable[[Tensor, Tensor, Any], Any]
@@ -143,11 +143,7 @@ class OwnModule(ClientModule):
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim: the module's own, and the method's terms."""
         self._batch_idx = batch_idx
-        if self._hook("on_train_batch_start", self._packed(batch), batch_idx) == -1:
-            raise ConfigError(
-                f"{self.net.title}.on_train_batch_start returned -1, which skips the rest of an"
-                " epoch. A client trains on all of its batches: remove it."
-            )
+        self._hook("on_train_batch_start", self._packed(batch), batch_idx)
         return super().training_step(batch, batch_idx)
 
     def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
@@ -316,7 +312,7 @@ class OwnModule(ClientModule):
     def _outputs(self, calls: list[Call], rows: int) -> Outputs:
         """Return features [B, D] and logits [B, C]: inputs and outputs of the head in a step."""
         what = f"{self.net.title}.training_step"
-        return Outputs(*features_of(calls, rows, what, self.net.head))
+        return Outputs(*of_batch(calls, rows, what, self.net.head))
 
     def _task_loss(self, batch: Any, weights: Tree | None) -> Tensor:
         """Return what the module's training step returns for a batch: its loss, 0-dim."""
@@ -334,14 +330,12 @@ class OwnModule(ClientModule):
             )
         return loss.reshape(())
 
-    def _hook(self, name: str, *arguments: Any) -> Any:
+    def _hook(self, name: str, *arguments: Any) -> None:
         """Call a hook, if the module has it; it may have given the optimizer further parameters."""
-        if not overrides(self.net.module, name):
-            return None
-        found = self._call(name, *arguments)
-        if self._optimizer is not None:
-            self._find_trained()
-        return found
+        if overrides(self.net.module, name):
+            self._call(name, *arguments)
+            if self._optimizer is not None:
+                self._find_trained()
 
     def _call(self, name: str, *arguments: Any, weights: Tree | None = None) -> Any:
         """Return what a method of the user's module returns, with these weights in their place."""

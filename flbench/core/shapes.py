@@ -50,23 +50,6 @@ def described(shape: tuple[int, ...]) -> str:
     return f"images of the shape {list(shape)}"
 
 
-def token_cure(shape: tuple[int, ...], error: Exception) -> str:
-    """Return what to do if a net fails for tokens; "" if it may have another reason.
-
-    Args:
-        shape: Shape of one sample.
-        error: What the net raised.
-
-    >>> token_cure(TokenShape(80, vocabulary=65), IndexError("index out of range in self"))
-    ' The data have the token ids 0 to 64: give the embedding of the net 65 rows.'
-    """
-    if not isinstance(shape, TokenShape) or not isinstance(error, IndexError):
-        return ""
-    count = shape.vocabulary
-    known = f"the token ids 0 to {count - 1}"
-    return f" The data have {known}: give the embedding of the net {count} rows."
-
-
 def examples(shape: tuple[int, ...], count: int, dtype: torch.dtype) -> Tensor:
     """Return different samples for a trial of a net, [count, *shape].
 

@@ -23,7 +23,6 @@ from flbench.engine.base import dtype_of, open_device
 from flbench.models import freezing
 from flbench.models.base import Net, is_lightning, net_leaves
 from flbench.models.module_state import random_layers
-from flbench.models.own import OwnNet
 from flbench.models.trial import mixes
 
 BATCH: Final = 256  # samples of one forward pass
@@ -75,7 +74,7 @@ def cached(
     """
     if config.model.cache == "off":
         return None
-    part = _first(net) if isinstance(net, Net | OwnNet) else []
+    part = _first(net) if isinstance(net, Net) else []
     if config.model.freeze == freezing.NONE:
         if config.model.lora.rank is not None or not part:
             return None
@@ -118,10 +117,10 @@ def _first(net: nn.Module) -> list[nn.Module]:
     """Return the frozen part of a net at its beginning, as modules that are called in turn.
 
     It is the backbone, or the first layers of one that is an `nn.Sequential`. The list is empty if
-    the first layer with parameters or buffers is trained, or another class than `Net` or `OwnNet`
+    the first layer with parameters or buffers is trained, or another class than `Net`
     may call its parts in another order.
     """
-    if type(net).forward not in (Net.forward, OwnNet.forward):
+    if type(net).forward is not Net.forward:
         return []
     known = freezing.of(net).leaves
     backbone: nn.Module = net.get_submodule("backbone")

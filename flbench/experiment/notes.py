@@ -9,7 +9,6 @@ from flbench.config.schema import SCHEME_KEYS, Config, ModelConfig, OwnModelConf
 from flbench.core.wording import listed
 from flbench.data.federation import Federation
 from flbench.models import freezing
-from flbench.models.base import padding_note
 
 SHOWN: Final = 8  # layers that a note lists
 
@@ -38,8 +37,6 @@ def configuration_notes(
             f"model: what `{key}` freezes has random weights, and stays so. Set `model.weights` to"
             " pretrained weights."
         )
-    if padding := padding_note(net):
-        notes.append(padding)
     drops = algorithm.setting.net.names("batchnorm") and config.train.batchnorm == "drop"
     if drops and len(federation.common):
         notes.append("with train.batchnorm=drop there is no global model: gm is not reported.")

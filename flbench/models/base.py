@@ -1,14 +1,13 @@
 """The base class of nets, building of nets, and the description of their leaves."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from flbench.config.schema import ModelConfig, OwnModelConfig
 from flbench.core import shapes
@@ -16,8 +15,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
 from flbench.core.rng import seeded, torch_seed
 from flbench.core.types import Outputs, Tree
-from flbench.models import freezing
-from flbench.models.trial import tried
+from flbench.models import freezing, trial
 
 if TYPE_CHECKING:
     from flbench.models.lightning_net import LightningNet
@@ -83,18 +81,16 @@ class LayerSpec:
 
     Attributes:
         name: Name of the module in the net, such as `backbone.conv1`.
-        kind: Kind of the layer, by the module's type. `norm` is a GroupNorm or LayerNorm.
+        kind: Kind of the layer, by the module's type. `norm` is a GroupNorm or LayerNorm; the
+            output layer of `nn.MultiheadAttention`, which is never called, is `other`.
         parameters: Names of its parameters in the net, such as `backbone.conv1.weight`.
         buffers: Names of its buffers in the net.
-        is_called: Whether the forward pass calls the module, so that it has inputs and outputs.
-            `nn.MultiheadAttention`, for example, reads the parameters of its module `out_proj`.
     """
 
     name: str
     kind: Literal["conv", "linear", "batchnorm", "norm", "other"]
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
-    is_called: bool = True
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -223,42 +219,48 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
             weights are not found or those of another net.
     """
     first = torch_seed(seed, "model")
-    if isinstance(config, OwnModelConfig):
-        with seeded(first % 2**32):
-            torch.default_generator.manual_seed(first)
-            from flbench.models import own
-
-            return own.make(config, shape, classes)
-    with torch.random.fork_rng(devices=[]):
-        # Seed the CPU generator alone: `torch.manual_seed` would reseed all GPUs as well.
+    is_own, what = isinstance(config, OwnModelConfig), f"`model.name={config.name}`"
+    # Not `torch.manual_seed` for nets of flbench: it would reseed all GPUs as well.
+    with seeded(first % 2**32) if is_own else torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(first)
-        if classes is None:
-            from flbench.models import own
-
-            raise own.needs_classes(config.name)
-        kind = MODELS.find(config.name)
-        if isinstance(shape, shapes.TokenShape) and not getattr(kind, "takes_tokens", False):
-            raise ConfigError(
-                f"`model.name={config.name}` does not take tokens, and the data are"
-                f" {shapes.described(shape)} (whole numbers). Use gru or transformer, or a net of"
-                " your own; if the numbers are measurements, set data.kind=table."
-            )
-        net: Net = kind(config, shape, classes)
+        net, head = _made(config, shape, classes)
         if config.weights is not None:
-            what = f"`model.name={config.name}`"
             from flbench.models import pretrained
 
-            pretrained.load(net, config.weights, "head", what)
-        if not any(module.training for module in net.modules()):
-            net.train()
+            if pretrained.of(net) is None:
+                pretrained.load(net, config.weights, head, what)
         if config.lora.rank is not None:
             from flbench.models import lora
 
-            lora.inject(net, config)
+            lora.inject(net, config, head)
         elif config.freeze != "none":
-            freezing.freeze(net, config)
-    freezing.record(net)
+            freezing.freeze(net, config, head)
+        freezing.record(net, what)
+        if isinstance(config, OwnModelConfig):
+            x = shapes.examples(shape, 2, next(net.parameters()).dtype)
+            trial.check(net, x, classes, what, train=not config.lightning)
     return net
+
+
+def _made(
+    config: ModelConfig, shape: tuple[int, ...], classes: int | None
+) -> tuple[nn.Module, str | None]:
+    """Return a net in training mode, and the name of its head."""
+    if isinstance(config, OwnModelConfig):
+        from flbench.models import own
+
+        return own.make(config, shape, classes)
+    if classes is None:
+        from flbench.models import own
+
+        raise own.needs_classes(config.name)
+    kind = MODELS.find(config.name)
+    if isinstance(shape, shapes.TokenShape) and not getattr(kind, "takes_tokens", False):
+        raise unlike(config.name, "no tokens", shape)
+    net: nn.Module = kind(config, shape, classes)
+    if not any(module.training for module in net.modules()):
+        net.train()
+    return net, "head"
 
 
 def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
@@ -273,7 +275,7 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
     """
     first = next(net.parameters())
     x = shapes.examples(shape, 1, first.dtype).to(first.device)
-    with torch.no_grad(), freezing.mode(net, train=False), tried(net), _calls(net) as called:
+    with torch.no_grad(), freezing.mode(net, train=False), trial.tried(net):
         features = net(x).features.shape[1]  # [1, D] -> D
     known = freezing.of(net).leaves
     leaves = net_leaves(net)
@@ -292,8 +294,7 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
             )
         )
         if parameters or buffers:
-            kind = _kind(module)
-            layers.append(LayerSpec(name, kind, parameters, buffers, id(module) in called))
+            layers.append(LayerSpec(name, _kind(module), parameters, buffers))
     return NetSpec(
         tuple(layers),
         int(features),
@@ -318,21 +319,6 @@ def _adapters(net: nn.Module) -> "tuple[Adapter, ...]":
     from flbench.models import lora
 
     return lora.adapters(net)
-
-
-@contextmanager
-def _calls(net: nn.Module) -> Iterator[set[int]]:
-    """Collect the ids of the modules of a net that are called within a `with` block."""
-    called: set[int] = set()
-    hooks = [
-        module.register_forward_pre_hook(lambda module, _: called.add(id(module)))
-        for module in net.modules()
-    ]
-    try:
-        yield called
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _tied(net: nn.Module, leaves: Tree) -> tuple[tuple[str, str], ...]:
@@ -384,12 +370,24 @@ def image_shape(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
         ConfigError: The samples are not images.
     """
     if len(shape) != 3:
-        others = "mlp or logistic" if len(shape) == 1 else "cnn1d, mlp or logistic"
-        raise ConfigError(
-            f"`model.name={name}` takes images, but the data are {shapes.described(shape)}. Use"
-            f" {others}."
-        )
+        raise unlike(name, "images", shape)
     return shape[0], shape[1], shape[2]
+
+
+def unlike(name: str, taken: str, shape: tuple[int, ...]) -> ConfigError:
+    """Return the error for a net that takes other samples than the data have.
+
+    Args:
+        name: Name of the net.
+        taken: What the net takes.
+        shape: Shape of one sample.
+    """
+    others = {1: "mlp or logistic", 2: "cnn1d or mlp", 3: "lenet5 or resnet18"}[len(shape)]
+    others = "gru or transformer" if isinstance(shape, shapes.TokenShape) else others
+    return ConfigError(
+        f"`model.name={name}` takes {taken}, and the data are {shapes.described(shape)}. Use"
+        f" {others}, or set data.kind if the data are something else."
+    )
 
 
 def pad_to(shape: tuple[int, int, int], least: int) -> tuple[nn.Module, int, int]:
@@ -407,22 +405,6 @@ def pad_to(shape: tuple[int, int, int], least: int) -> tuple[nn.Module, int, int
     tall, wide = max(0, least - height), max(0, least - width)
     pad = nn.ZeroPad2d((wide // 2, wide - wide // 2, tall // 2, tall - tall // 2))
     return (pad if tall or wide else nn.Identity()), height + tall, width + wide
-
-
-def padding_note(net: nn.Module) -> str | None:
-    """Return a note if the net zero-pads its inputs, otherwise None.
-
-    Args:
-        net: The net.
-    """
-    for module in net.modules():
-        if isinstance(module, nn.ZeroPad2d):
-            left, right, top, bottom = module.padding
-            return (
-                f"model: images are zero-padded by {left}+{right} columns and {top}+{bottom} rows"
-                " to the smallest size that the net accepts."
-            )
-    return None
 
 
 def norm_2d(kind: Norm, channels: int) -> nn.Module:
@@ -445,6 +427,8 @@ def _kind(module: nn.Module) -> Literal["conv", "linear", "batchnorm", "norm", "
     """Return the kind of a layer by its type."""
     if isinstance(module, _BatchNorm):
         return "batchnorm"
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return "other"
     if isinstance(module, nn.Linear):
         return "linear"
     if isinstance(module, nn.modules.conv._ConvNd):

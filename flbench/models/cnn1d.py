@@ -9,8 +9,7 @@ from torch import nn
 from flbench.config.schema import ModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
-from flbench.core.shapes import described
-from flbench.models.base import Net
+from flbench.models.base import Net, unlike
 
 
 class Cnn1dConfig(ModelConfig):
@@ -40,16 +39,7 @@ class Cnn1d(Net):
     def __init__(self, config: Cnn1dConfig, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         if len(shape) != 2:
-            cure = (
-                "If they are series [n, channels, length], set data.kind=series; for images, use"
-                " lenet5 or cnn."
-                if len(shape) == 3
-                else "Use mlp or logistic."
-            )
-            raise ConfigError(
-                f"`model.name={self.name}` takes series, but the data are {described(shape)}."
-                f" {cure}"
-            )
+            raise unlike(self.name, "series [channels, length]", shape)
         width, length = shape
         least = 1
         for _ in config.channels:

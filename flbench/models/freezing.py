@@ -49,11 +49,14 @@ class Frozen:
         return ", ".join(f"{what}: {len(names)}" for what, names in parts.items() if names)
 
 
-def record(net: nn.Module) -> None:
+def record(net: nn.Module, what: str = "the net") -> None:
     """Find what is frozen in a net, and store it in the net.
 
     Modules that the net's own `train()` puts in eval mode are among it. The modes of the net do
     not change.
+
+    Raises:
+        ConfigError: All parameters of `what` are frozen.
     """
     before = [(name, module, module.training) for name, module in net.named_modules()]
     net.train()
@@ -67,6 +70,11 @@ def record(net: nn.Module) -> None:
         for leaf, _ in module.named_buffers(recurse=False)
     }
     parameters = {name for name, one in net.named_parameters() if not one.requires_grad}
+    if len(parameters) == sum(1 for _ in net.parameters()):
+        raise ConfigError(
+            f"{what}: all of its parameters are frozen (`model.freeze`, or requires_grad=False)."
+            " Freeze fewer of them: model.freeze=backbone trains the head."
+        )
     found = Frozen(frozenset(parameters), frozenset(modules), frozenset(statistics))
     net.__dict__[ATTRIBUTE] = found
 
@@ -154,8 +162,8 @@ def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> No
         head: Name of the submodule that is the head; None if it is not known.
 
     Raises:
-        ConfigError: A pattern matches nothing, no parameter is left to train, or the backbone is
-            to be frozen and the head is not known.
+        ConfigError: A pattern matches nothing, or the backbone is to be frozen and the head is not
+            known.
 
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     >>> freeze(net, ModelConfig(freeze=["0", "1.*"]))
@@ -168,11 +176,6 @@ def freeze(net: nn.Module, config: ModelConfig, head: str | None = "head") -> No
     for name, parameter in net.named_parameters():
         if name in names:
             parameter.requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in net.parameters()):
-        raise ConfigError(
-            f"{_key(config)} leaves no parameter of `model.name={config.name}` to train. Freeze"
-            " fewer of them, for example model.freeze=backbone, which trains the head."
-        )
     stop_statistics(net, names)
     frozen = {id(one) for name, one in net.named_parameters() if name in names}
     for module in net.modules():
@@ -214,27 +217,49 @@ def _chosen(net: nn.Module, config: ModelConfig, head: str | None) -> set[str]:
                 " parameters besides its head, or a head that is not known (`model.head`)."
             )
         return found
-    patterns: Sequence[str] = (config.freeze,) if isinstance(config.freeze, str) else config.freeze
-    chosen: set[str] = set()
+    patterns = (config.freeze,) if isinstance(config.freeze, str) else config.freeze
+    return set(matching(net, leaves, patterns, _key(config)))
+
+
+def matching(
+    net: nn.Module,
+    names: Sequence[str],
+    patterns: Sequence[str],
+    key: str,
+    forms: Sequence[str] = ("{}", "{}.*"),
+) -> list[str]:
+    """Return those of some names in a net that patterns name, in the order of the patterns.
+
+    Args:
+        net: The net.
+        names: Names in the net; a pattern may also be that of the user's net, or lack `backbone.`.
+        patterns: The patterns, in which * stands for any characters.
+        key: The key that has the patterns, for messages.
+        forms: What each pattern stands for, with {} in place of it.
+
+    Raises:
+        ConfigError: A pattern matches nothing.
+    """
+    known = {
+        name: (name, in_net_of_user(net, name), name.removeprefix("backbone.")) for name in names
+    }
+    chosen: dict[str, None] = {}
     for pattern in patterns:
-        found = {name for name in leaves if _matches(net, name, pattern)}
+        wanted = [form.format(pattern) for form in forms]
+        found = [
+            name
+            for name, same in known.items()
+            if any(fnmatchcase(one, form) for one in same for form in wanted)
+        ]
         if not found:
-            places = [in_net_of_user(net, name).removeprefix("backbone.") for name in leaves]
-            known = list(dict.fromkeys(name.rpartition(".")[0] or name for name in places))
+            places = [in_net_of_user(net, name).removeprefix("backbone.") for name in names]
+            modules = list(dict.fromkeys(one.rpartition(".")[0] or one for one in places))
+            hint = did_you_mean(pattern.removesuffix(".*"), [BACKBONE, NONE, *modules, *places])
             raise ConfigError(
-                f"{_key(config)}: `{pattern}` matches no parameter of `model.name={config.name}`."
-                f"{did_you_mean(pattern.removesuffix('.*'), [BACKBONE, NONE, *known])} A pattern is"
-                " the name of a parameter or module, in which * stands for any characters. Modules:"
-                f" {wording.listed(known, SHOWN)}."
+                f"{key}: `{pattern}` matches none of {wording.listed(modules, SHOWN)}.{hint}"
             )
-        chosen |= found
-    return chosen
-
-
-def _matches(net: nn.Module, name: str, pattern: str) -> bool:
-    """Return whether a pattern names a parameter or buffer, or a module that contains it."""
-    known = (name, in_net_of_user(net, name), name.removeprefix("backbone."))
-    return any(fnmatchcase(one, pattern) or fnmatchcase(one, f"{pattern}.*") for one in known)
+        chosen |= dict.fromkeys(found)
+    return list(chosen)
 
 
 def in_net_of_user(net: nn.Module, name: str) -> str:

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flbench.config.schema import ModelConfig
-from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
-from flbench.core.shapes import TokenShape, described
-from flbench.models.base import Net
+from flbench.core.shapes import TokenShape
+from flbench.models.base import Net, unlike
 
 
 class GruConfig(ModelConfig):
@@ -121,9 +120,5 @@ def token_shape(shape: tuple[int, ...], name: str) -> TokenShape:
         ConfigError: The samples are not tokens.
     """
     if not isinstance(shape, TokenShape):
-        others = {1: "mlp or logistic", 2: "cnn1d"}.get(len(shape), "lenet5 or cnn")
-        raise ConfigError(
-            f"`model.name={name}` takes sequences of tokens, integers [n, length], but the data are"
-            f" {described(shape)}. Use {others}; or save tokens as integers."
-        )
+        raise unlike(name, "sequences of tokens, integers [n, length]", shape)
     return shape

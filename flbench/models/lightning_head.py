@@ -35,9 +35,6 @@ def recorded(head: nn.Module) -> Iterator[list[Call]]:
 
     A call without a tensor, or within `torch.no_grad` where gradients are computed around it, such
     as that of a teacher, is left out.
-
-    Args:
-        head: The module.
     """
     calls: list[Call] = []
     has_gradients = torch.is_grad_enabled()
@@ -54,7 +51,7 @@ def recorded(head: nn.Module) -> Iterator[list[Call]]:
         handle.remove()
 
 
-def features_of(calls: Sequence[Call], rows: int, what: str, head: str | None) -> Call:
+def of_batch(calls: Sequence[Call], rows: int, what: str, head: str | None) -> Call:
     """Return the first call of a head with features [B, D] and logits [B, C] of all B samples.
 
     Args:
@@ -69,45 +66,24 @@ def features_of(calls: Sequence[Call], rows: int, what: str, head: str | None) -
     for call in calls:
         if _is_of(call, rows):
             return call
-    raise features_error(calls, f"{what} for a batch of {rows} samples", head)
-
-
-def features_error(calls: Sequence[Call], what: str, head: str | None) -> ConfigError:
-    """Return the error for a head that was not called with all samples.
-
-    Args:
-        calls: The calls that were recorded.
-        what: What should have called the head.
-        head: Name of the head in the net.
-    """
     got = ", ".join(str(list(call.features.shape)) for call in calls)
     name = "" if head is None else head.removeprefix("module.")
-    return ConfigError(
-        f"the method reads the inputs [B, D] of the head `{name}`, which gets"
-        f" {got or 'no inputs'} in {what}. Call the head once with all samples of the batch, or set"
-        " `model.head` (in Python head=...) to the submodule that computes the logits."
+    raise ConfigError(
+        f"the method reads the inputs [B, D] of the head `{name}`, which gets {got or 'no inputs'}"
+        f" in {what} for a batch of {rows} samples. Call the head once with all samples of the"
+        " batch, or set `model.head` (in Python head=...) to the submodule that computes the"
+        " logits."
     )
 
 
-class Head(NamedTuple):
-    """The head of a module.
-
-    Attributes:
-        name: Name of the submodule; None if it is not known.
-        place: Which of its calls in `forward` has the outputs, from 0.
-        no_features: Why its inputs are not features [B, D], as a clause; None if they are.
-    """
-
-    name: str | None
-    place: int
-    no_features: str | None
-
-
-def find(module: nn.Module, name: str | None, x: Tensor, classes: int | None) -> Head:
-    """Return the head of a module, and whether its inputs are features that methods can read.
+def find(
+    module: nn.Module, name: str | None, x: Tensor, classes: int | None
+) -> tuple[str | None, str | None]:
+    """Return the name of a module's head, and why its inputs are no features, as a clause.
 
     If the user names no head, it is the one linear layer whose outputs `forward` returns, or
-    returns as logarithms of a softmax.
+    returns as logarithms of a softmax; None if there is none. The clause is None if the inputs are
+    features [B, D] that methods can read.
 
     Args:
         module: The module, in eval mode.
@@ -120,38 +96,29 @@ def find(module: nn.Module, name: str | None, x: Tensor, classes: int | None) ->
     with torch.no_grad(), tried(module), ExitStack() as stack:
         calls = {key: stack.enter_context(recorded(module.get_submodule(key))) for key in names}
         outputs: Tensor = module(x)
-    places = {key: _place(calls[key], outputs, classes) for key in names}
-    heads = [(key, place) for key, place in places.items() if place is not None]
+    heads = [key for key, some in calls.items() if some and _returns(some[0], outputs, classes)]
     if len(heads) == 1:
-        return Head(*heads[0], no_features=None)
+        return heads[0], None
     maps = "no linear layer maps" if name is None else f"`{name}` does not map"
-    return Head(
-        name,
-        place=0,
-        no_features=f"{maps} inputs [B, D] to what {type(module).__name__}.forward returns. Set"
-        " `model.head` (in Python head=...) to the submodule that does, and let `forward` return"
-        f" its outputs (linear layers: {', '.join(linear) or 'none'})",
+    return name, (
+        f"{maps} inputs [B, D] to what {type(module).__name__}.forward returns. Set `model.head`"
+        " (in Python head=...) to the submodule that does, call it once, and let `forward` return"
+        f" its outputs (linear layers: {', '.join(linear) or 'none'})"
     )
 
 
-def _place(calls: Sequence[Call], found: Tensor, classes: int | None) -> int | None:
-    """Return the first call with features [B, D] and the outputs of the net; None if none has.
+def _returns(call: Call, found: Tensor, classes: int | None) -> bool:
+    """Return whether a call maps features [B, D] to what the net returns, [B, ...].
 
-    Args:
-        calls: The calls of a submodule, for B samples.
-        found: What the net returns, [B, ...].
-        classes: Number of classes C, for which outputs are logits; None for other targets.
+    For classes, logits with the same softmax are the same.
     """
-    for place, call in enumerate(calls):
-        if not _is_of(call, len(found)) or call.logits.numel() != found.numel():
-            continue
-        logits = call.logits.reshape(found.shape).to(found.dtype)
-        if torch.equal(logits, found) or (
-            classes is not None
-            and torch.allclose(logits.log_softmax(1), found.log_softmax(1), atol=SAME)
-        ):
-            return place
-    return None
+    if not _is_of(call, len(found)) or call.logits.numel() != found.numel():
+        return False
+    logits = call.logits.reshape(found.shape).to(found.dtype)
+    return torch.equal(logits, found) or (
+        classes is not None
+        and torch.allclose(logits.log_softmax(1), found.log_softmax(1), atol=SAME)
+    )
 
 
 def _is_of(call: Call, rows: int) -> bool:

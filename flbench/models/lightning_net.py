@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
 from flbench.models import freezing
-from flbench.models.lightning_head import Head, features_error, find, recorded
+from flbench.models.lightning_head import find, recorded
 
 CALLED: Final = frozenset(
     {
@@ -27,25 +27,25 @@ class LightningNet(nn.Module):
 
     Args:
         module: The user's module.
-        head: The head of the module.
+        head: Name of the head in the module; None if it is not known.
+        no_features: See below.
 
     Attributes:
         module: The user's module.
         head: Name of the head in this net, such as `module.fc`; None if it is not known.
-        head_call: Which call of the head in `forward` has the outputs, from 0.
         no_features: Why the inputs of the head are not features [B, D] that methods can read, as a
             clause; None if they are.
         optimizer: Class and arguments of the optimizer that the module has made last.
         labels: Labels of the present batch while a client trains.
     """
 
-    def __init__(self, module: nn.Module, head: Head) -> None:
+    def __init__(self, module: nn.Module, head: str | None, no_features: str | None) -> None:
         super().__init__()
         self.optimizer: dict[str, Any] = {}
         self.labels: Tensor = torch.empty(0)
         self.module = module
-        self.head = None if head.name is None else f"module.{head.name}"
-        self.head_call, self.no_features = head.place, head.no_features
+        self.head = None if head is None else f"module.{head}"
+        self.no_features = no_features
 
     @property
     def title(self) -> str:
@@ -74,20 +74,11 @@ class LightningNet(nn.Module):
             return Outputs(features, logits)
         with recorded(self.head_module()) as calls:
             logits = self.module(x)
-        # Sizes are not compared, because an export would take them for constants.
-        if len(calls) <= self.head_call:
-            raise features_error(calls, f"{self.title}.forward", self.head)
-        return Outputs(calls[self.head_call].features, logits)
+        return Outputs(calls[0].features, logits)
 
     def head_module(self) -> nn.Module:
-        """Return the submodule that is the head.
-
-        Raises:
-            ValueError: The head is not known.
-        """
-        if self.head is None:
-            raise ValueError(f"the head of {self.title} is not known")
-        return self.get_submodule(self.head)
+        """Return the submodule that is the head, which must be known."""
+        return self.get_submodule(self.head or "")
 
 
 def make(
@@ -128,7 +119,7 @@ def make(
             f" {', '.join(linear) or 'none'}."
         )
     with freezing.mode(module, train=False):
-        return LightningNet(module, find(module, head, x, classes))
+        return LightningNet(module, *find(module, head, x, classes))
 
 
 def base_of(kind: type) -> type | None:

@@ -9,18 +9,15 @@ but numbers, is cut to it: the smaller of the numbers of inputs and outputs.
 import re
 import sys
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Final
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from flbench.config.schema import ModelConfig
-from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.wording import listed
+from flbench.core.errors import ConfigError
 from flbench.models import freezing
 
-SHOWN = 12  # names of layers that an error lists
 NAME: Final = "default"  # of the adapter, for PEFT, which could add several to a layer
 
 
@@ -129,39 +126,16 @@ def _targets(net: nn.Module, config: ModelConfig, head: str | None) -> list[str]
         for name, module in net.named_modules()
         if _can_have_adapter(module) and name != head and not name.startswith(f"{head}.")
     }
-    what = f"`model.name={config.name}`"
     if not config.lora.targets:
         linear = [name for name, module in known.items() if isinstance(module, nn.Linear)]
         if not known:
             raise ConfigError(
-                f"`model.lora.rank={config.lora.rank}`: {what} has no linear layer and no"
-                " convolution below its head that could have an adapter. Leave `model.lora` out, or"
-                " take another net."
+                f"`model.lora.rank={config.lora.rank}`: `model.name={config.name}` has no layer"
+                " below its head that could have an adapter. Leave `model.lora` out."
             )
         return linear or list(known)
-    shown = {name: freezing.in_net_of_user(net, name).removeprefix("backbone.") for name in known}
-    chosen: list[str] = []
-    for pattern in config.lora.targets:
-        found = [
-            name
-            for name in known
-            if any(
-                fnmatchcase(one, pattern)
-                or fnmatchcase(one, f"{pattern}.*")
-                or fnmatchcase(one, f"*.{pattern}")
-                for one in (name, shown[name])
-            )
-        ]
-        if not found:
-            names = list(shown.values())
-            raise ConfigError(
-                f"`model.lora.targets`: `{pattern}` matches no layer of {what} that can have an"
-                f" adapter.{did_you_mean(pattern, names)} These are linear layers, embeddings and"
-                " convolutions below the head, without those inside of nn.MultiheadAttention:"
-                f" {listed(names, SHOWN)}."
-            )
-        chosen += [name for name in found if name not in chosen]
-    return chosen
+    key, forms = "`model.lora.targets`", ("{}", "{}.*", "*.{}")
+    return freezing.matching(net, list(known), config.lora.targets, key, forms)
 
 
 def _full_ranks(net: nn.Module, names: list[str]) -> dict[str, int]:

@@ -16,10 +16,11 @@ from flbench.core.errors import ConfigError
 from flbench.core.shapes import examples
 from flbench.core.tree import digest
 from flbench.core.types import Outputs
-from flbench.models import freezing, lightning_net, lora, pretrained, trial
+from flbench.models import freezing, lightning_net, pretrained, trial
+from flbench.models.base import Net
 
 
-class OwnNet(nn.Module):
+class OwnNet(Net):
     """A net of the user in two parts: the head, and all that comes before it.
 
     Args:
@@ -34,14 +35,11 @@ class OwnNet(nn.Module):
         self.head = head
         self.place = place
 
-    def forward(self, x: Tensor) -> Outputs:
-        """Return features [B, D] and logits [B, C] of inputs [B, ...]."""
-        features = self.backbone(x)  # [B, ...] -> [B, D]
-        return Outputs(features, self.head(features))
 
-
-def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) -> nn.Module:
-    """Return the user's net, with a backbone and a head.
+def make(
+    config: OwnModelConfig, shape: tuple[int, ...], classes: int | None
+) -> tuple[nn.Module, str | None]:
+    """Return the user's net, with a backbone and a head, and the name of its head if it is known.
 
     Args:
         config: Section `model`.
@@ -63,27 +61,15 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
     trial.check_copies(
         original, x if config.channels is None else x.expand(-1, config.channels, -1, -1), what
     )
-    net: nn.Module
     if config.lightning:
-        net = lightning_net.make(module, config.head, x, classes, what)
+        net: nn.Module = lightning_net.make(module, config.head, x, classes, what)
     else:
         if not any(one.training for one in module.modules()):
             module.train()
         net = _divided(module, config.head, x, classes, what)
-    head = net.head if isinstance(net, lightning_net.LightningNet) else "head"
     if weights is not None:
         net.__dict__[pretrained.ATTRIBUTE] = weights
-    elif config.weights is not None:
-        pretrained.load(net, config.weights, head, what)
-    if config.lora.rank is None:
-        freezing.freeze(net, config, head)
-    else:
-        lora.inject(net, config, head)
-    if not any(one.requires_grad for one in net.parameters()):
-        raise ConfigError(f"{what}: all of its parameters are frozen (requires_grad=False).")
-    freezing.record(net)
-    trial.check(net, x, classes, what, train=not config.lightning)
-    return net
+    return net, net.head if isinstance(net, lightning_net.LightningNet) else "head"
 
 
 def _made(
@@ -205,17 +191,7 @@ def recorded(config: OwnModelConfig, net: nn.Module) -> dict[str, str | None]:
         ConfigError: The net differs from the one that was recorded when the run began.
     """
     found = {"sha256": sha256(config, net), "fixed": str(freezing.of(net)) or None}
-    for key, before, now in (
-        ("sha256", config.sha256, found["sha256"]),
-        ("fixed", config.fixed, found["fixed"]),
-    ):
-        if before not in (None, now):
-            raise ConfigError(
-                f"`model.{key}` of `{config.name}` was {before} when the run began, and is now"
-                f" {now}. Use the same net (a net made by a function starts from the run's seed),"
-                " or start a new run."
-            )
-    return found
+    return pretrained.unchanged(config, found)
 
 
 def sha256(config: OwnModelConfig, net: nn.Module) -> str:

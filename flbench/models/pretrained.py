@@ -21,8 +21,6 @@ from flbench.models.freezing import in_net_of_user
 ATTRIBUTE: Final = "pretrained_weights"  # of the net; copies of the net have it too
 NESTED: Final = ("state_dict", "model_state_dict", "model", "net")
 """Keys of a checkpoint under which its state dict may be."""
-COUNTER: Final = "num_batches_tracked"
-"""Buffer of a BatchNorm that files of old versions of PyTorch do not have."""
 LIBRARIES: Final = ("torchvision", "timm")
 LOADING: Final = ("weights", "checkpoint_path", "cache_dir")
 """Arguments of their functions for weights, beside those whose names begin with `pretrained`."""
@@ -57,15 +55,23 @@ def recorded(config: ModelConfig, net: nn.Module) -> dict[str, str | None]:
         ConfigError: The weights are others than when the run began.
     """
     found = of(net)
-    if found is None:
-        return {}
-    if config.weights_sha256 not in (None, found.sha256):
-        raise ConfigError(
-            f"`model.weights={config.weights}`: SHA-256 of the weights was {config.weights_sha256}"
-            f" (`model.weights_sha256`) and is now {found.sha256}. Restore the file, or start a new"
-            " run."
-        )
-    return {"weights_sha256": found.sha256}
+    return {} if found is None else unchanged(config, {"weights_sha256": found.sha256})
+
+
+def unchanged(config: ModelConfig, found: dict[str, str | None]) -> dict[str, str | None]:
+    """Return values of keys of the section `model`, if the section has the same ones or none.
+
+    Raises:
+        ConfigError: A key has another value, which it had when the run began.
+    """
+    for key, now in found.items():
+        if (before := getattr(config, key)) not in (None, now):
+            raise ConfigError(
+                f"`model.{key}` of `{config.name}` was {before} when the run began, and is now"
+                f" {now}. Restore the net and its weights (a net made by a function starts from the"
+                " run's seed), or start a new run."
+            )
+    return found
 
 
 def notes(net: nn.Module) -> list[str]:
@@ -227,7 +233,7 @@ def load(net: nn.Module, weights: str, head: str | None, what: str) -> None:
     except RuntimeError as error:
         raise ConfigError(f"{key} does not fit {what}: {error}") from error
     left_out = inside if new else set()
-    missing = [one for one in unlike.missing_keys if one not in left_out and COUNTER not in one]
+    missing = [one for one in unlike.missing_keys if one not in left_out]
     if missing or unlike.unexpected_keys:
         raise ConfigError(
             f"{key} does not fit {what}: the file lacks"

@@ -40,10 +40,7 @@ class LayerElection(Algorithm):
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
-        """The L candidate layers in the order of the forward pass; the classifier is the last.
-
-        A vote compares a layer's input with its output, so that the net must call the layer.
-        """
+        """The L candidate layers in the order of the forward pass; the classifier is the last."""
         layers = self.setting.net.layers
         kinds = {"linear"}
         if self.config.candidates == "all":
@@ -51,7 +48,7 @@ class LayerElection(Algorithm):
         else:
             convolutions = [k for k, layer in enumerate(layers) if layer.kind == "conv"]
             layers = layers[max(convolutions, default=-1) + 1 :]
-        return tuple(layer for layer in layers if layer.kind in kinds and layer.is_called)
+        return tuple(layer for layer in layers if layer.kind in kinds)
 
     @property
     def voting_rounds(self) -> int:
