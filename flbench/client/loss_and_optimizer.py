@@ -17,7 +17,7 @@ def local_loss(terms: tuple[LossTerm, ...], context: Context) -> Tensor:
         context: What the step reads: batch, outputs of the net, leaves and ctx.
 
     Raises:
-        ConfigError: There is no term, or one has no weight or does not return one number.
+        ConfigError: There is no term, or one does not return one number.
         KeyError: ctx has no entry for a weight.
 
     Example:
@@ -51,13 +51,7 @@ def local_loss(terms: tuple[LossTerm, ...], context: Context) -> Tensor:
                 f"the loss term {type(term).__name__} returned {got}. It must return one number:"
                 " reduce the values of a batch, for example to their mean."
             )
-        weight = getattr(term, "weight", None)
-        if weight is None:
-            raise ConfigError(
-                f"the loss term {getattr(term, '__name__', type(term).__name__)} has no `weight`."
-                " Write a class with this attribute and `__call__`, as those of flbench.losses are."
-            )
-        weight = context.ctx[weight] if isinstance(weight, str) else weight
+        weight = context.ctx[term.weight] if isinstance(term.weight, str) else term.weight
         if not (isinstance(weight, float | int) and weight == 1):
             value = weight * value
         total = value if total is None else total + value

@@ -219,12 +219,6 @@ class ClientModule(LightningModule):
 
     def on_train_start(self) -> None:
         """Set the training mode, which a Trainer leaves as it is."""
-        phase = self.phase
-        if phase.until is not None or phase.record or phase.gradient is not None:
-            raise ValueError(
-                "lightning.Trainer cannot train a phase with `until`, `record` or `gradient`. Use"
-                " an engine (flbench.engine)."
-            )
         self.train()
 
     def _hooked_step(self, batch: Batch) -> Tensor:

@@ -42,10 +42,7 @@ class OwnModule(ClientModule):
 
     Args:
         net: The user's module as a net.
-        phase: See `ClientModule`.
-        leaves: See `ClientModule`.
-        start: See `ClientModule`.
-        ctx: See `ClientModule`.
+        phase, leaves, start, ctx: See `ClientModule`.
         position: What `self.trainer` knows of the round and of the client.
         factor: Factor of the round on the learning rates.
         log: What the client has logged so far.

@@ -14,7 +14,6 @@ from flbench.engine.base import dtype_of, open_device
 from flbench.models import freezing
 from flbench.models.base import net_leaves
 from flbench.models.module_state import write_back
-from flbench.models.trial import needs_two
 
 AUTOCAST: Final = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Types of matrix products for values of `engine.precision`."""
@@ -51,14 +50,11 @@ class Environment:
         self.buffers = frozenset(name for name, _ in self.net.named_buffers())
         self.federation = federation.to(self.device, self.dtype)
         self._places = {name: _place(self.net, name) for name in self.buffers}
-        self._has_batchnorm, self._needs_two = (
-            freezing.trains_batchnorm(self.net),
-            needs_two(self.net),
-        )
+        self._has_batchnorm = freezing.trains_batchnorm(self.net)
 
     def skips_single(self, phase: Phase) -> bool:
-        """Return whether batches of one sample are left out, on which the net cannot train."""
-        return self._needs_two or (self._has_batchnorm and phase.batchnorm == "train")
+        """Return whether batches of one sample are left out, on which BatchNorm cannot train."""
+        return self._has_batchnorm and phase.batchnorm == "train"
 
     @contextmanager
     def precision(self) -> Iterator[None]:

@@ -238,7 +238,7 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
         freezing.record(net, what)
         if isinstance(config, OwnModelConfig):
             x = shapes.examples(shape, 2, next(net.parameters()).dtype)
-            trial.check(net, x, classes, what, train=not config.lightning)
+            trial.check(net, x, classes, what)
     return net
 
 

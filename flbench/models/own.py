@@ -56,11 +56,9 @@ def make(
     module, weights = _made(source, config, shape, classes, what)
     pretrained.with_channels(module, config.channels, shape, what)
     x = examples(shape, 2, next(module.parameters()).dtype)
-    trial.logits(module, x, classes, what)
     original = source if isinstance(source, nn.Module) else module
-    trial.check_copies(
-        original, x if config.channels is None else x.expand(-1, config.channels, -1, -1), what
-    )
+    seen = x if config.channels is None else x.expand(-1, config.channels, -1, -1)
+    trial.check_copies(original, seen, classes, what)
     if config.lightning:
         net: nn.Module = lightning_net.make(module, config.head, x, classes, what)
     else:
@@ -146,8 +144,8 @@ def _divided(
         raise ConfigError(
             f"{what}: its output is not that of the head `{name}` applied to features [B, D], in"
             " both modes and in each call. A net must return the logits of its head, without"
-            " softmax, and draw from the global generators alone; otherwise set `model.head` to the"
-            " submodule that computes the logits."
+            " softmax, and read neither a clock nor a generator of its own; otherwise set"
+            " `model.head` to the submodule that computes the logits."
         )
     return split
 

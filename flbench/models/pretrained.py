@@ -109,18 +109,9 @@ def check_arguments(source: Any, args: Mapping[str, Any]) -> None:
 def by_name(
     source: Any, args: dict[str, Any], weights: str, head: str | None, classes: int, what: str
 ) -> tuple[nn.Module, Weights]:
-    """Return a net of torchvision or timm with published weights and a head for the classes.
+    """Return a net of torchvision or timm with published weights and a head for C classes.
 
-    Args:
-        source: The function that makes the net.
-        args: Its keyword arguments.
-        weights: Name of the weights, such as `DEFAULT`.
-        head: Name of the head; None for the last linear layer.
-        classes: Number of classes C.
-        what: The key and its value, for messages.
-
-    Returns:
-        The net, and where its weights come from.
+    The function `source` makes the net. Without a name of the head it is the last linear layer.
 
     Raises:
         ConfigError: The function has no such weights, they are neither on this machine nor can be
@@ -150,16 +141,7 @@ def by_name(
 
 
 def replace_head(net: nn.Module, place: str | None, classes: int, what: str) -> str:
-    """Replace the head of a net by a linear layer with new weights for other classes.
-
-    Args:
-        net: The net; it is changed.
-        place: Name of the head.
-        classes: Number of classes C; a head for as many is kept.
-        what: The key and its value, for messages.
-
-    Returns:
-        What was done, for a note.
+    """Replace the head of a net, unless it is for C classes, and return what was done, for a note.
 
     Raises:
         ConfigError: The head is not a linear layer.

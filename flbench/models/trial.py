@@ -15,14 +15,7 @@ from flbench.core.types import Outputs
 from flbench.models import freezing
 
 TOLERANCE: Final = 1e-3  # of scores in batches of another composition, relative to the largest
-NEEDS_TWO: Final = "fails_for_one_sample"
-MIXES: Final = "mixes_samples"
-"""Attributes of a net that trials write; copies of the net have them too."""
-
-
-def needs_two(net: nn.Module) -> bool:
-    """Return whether a net fails in training mode for a batch of one sample, besides BatchNorm."""
-    return bool(net.__dict__.get(NEEDS_TWO, False))
+MIXES: Final = "mixes_samples"  # attribute of a net that `check` writes; copies have it too
 
 
 def mixes(net: nn.Module) -> bool:
@@ -31,20 +24,14 @@ def mixes(net: nn.Module) -> bool:
 
 
 def notes(net: nn.Module) -> list[str]:
-    """Return notes on what trials have found; an empty list for a net of flbench."""
-    found = []
-    if needs_two(net):
-        found.append(
-            "model: the net fails in training mode for a batch of one sample, so such batches are"
-            " left out, as for BatchNorm. Use train.last_batch=wrap or drop to avoid them."
-        )
-    if mixes(net):
-        found.append(
-            "model: in eval mode the score of a sample depends on the other samples of its batch"
-            " (BatchNorm with track_running_stats=False does so), so that metrics depend on how"
-            " test samples are put together, and a prediction on what is predicted with it."
-        )
-    return found
+    """Return a note on a net whose scores depend on the batch; an empty list for others."""
+    if not mixes(net):
+        return []
+    return [
+        "model: in eval mode the score of a sample depends on the other samples of its batch"
+        " (BatchNorm with track_running_stats=False does so), so that metrics depend on how"
+        " test samples are put together, and a prediction on what is predicted with it."
+    ]
 
 
 @contextmanager
@@ -129,15 +116,14 @@ def logits(
     )
 
 
-def check(net: nn.Module, x: Tensor, classes: int | None, what: str, *, train: bool) -> None:
-    """Try a net in both modes, and write what is found into the net.
+def check(net: nn.Module, x: Tensor, classes: int | None, what: str) -> None:
+    """Try a net in eval mode on one sample and on batches of others, and write whether it mixes.
 
     Args:
         net: The net as clients train it.
         x: Two samples [2, ...].
         classes: Number of classes C; None for targets that are not classes.
         what: The key and its value, for messages.
-        train: Whether `forward` is called in training mode too.
 
     Raises:
         ConfigError: The net does not return logits [B, C] for a batch of any size.
@@ -147,24 +133,9 @@ def check(net: nn.Module, x: Tensor, classes: int | None, what: str, *, train: b
     first, second = (logits(net, torch.stack([x[0], one]), classes, what)[0] for one in x)
     bound = TOLERANCE * first.abs().max() if first.numel() else 0.0
     net.__dict__[MIXES] = bool(((first - second).abs() > bound).any())
-    if not train:
-        return
-    of_two = logits(net, x, classes, what, train=True)
-    if not freezing.trains_batchnorm(net):
-        net.__dict__[NEEDS_TWO] = _fails_for_one(net, x, bool(of_two.isfinite().all()))
 
 
-def _fails_for_one(net: nn.Module, x: Tensor, is_finite: bool) -> bool:
-    """Return whether a net in training mode fails for one sample, or has no finite logits."""
-    try:
-        with freezing.mode(net, train=True), tried(net):
-            of_one = net(x[:1])
-    except Exception:  # noqa: BLE001 (it is the code of the user)
-        return True
-    return is_finite and not bool(of_one.logits.isfinite().all())
-
-
-def check_copies(net: nn.Module, x: Tensor, what: str) -> None:
+def check_copies(net: nn.Module, x: Tensor, classes: int | None, what: str) -> None:
     """Try whether a copy of a net computes with its own tensors, as the clients' copies must.
 
     Python copies no function: a lambda with `self`, for example, goes on to use the tensors of the
@@ -173,10 +144,12 @@ def check_copies(net: nn.Module, x: Tensor, what: str) -> None:
     Args:
         net: The net as the user has made it.
         x: Samples [B, ...].
+        classes: Number of classes C; None for targets that are not classes.
         what: The key and its value, for messages.
 
     Raises:
-        ConfigError: The net cannot be copied, has hooks of parameters, or its copy differs.
+        ConfigError: The net cannot be copied, has hooks of parameters, does not return logits
+            [B, C], or its copy differs.
     """
     if hooked := [name for name, one in net.named_parameters() if one._backward_hooks]:
         raise ConfigError(
@@ -191,18 +164,17 @@ def check_copies(net: nn.Module, x: Tensor, what: str) -> None:
             " net: tensors that it stores must be parameters, buffers or made in `forward`"
             " (torch.nn.utils.weight_norm has a successor in torch.nn.utils.parametrizations)."
         ) from error
-    found: list[Tensor] = []
+    found, x = [], x.to(next(net.parameters()).device)
     for one in (net, copy):
-        with torch.no_grad(), freezing.mode(one, train=False), tried(one):
+        with torch.no_grad(), tried(one):
             for leaf in (*one.parameters(), *one.buffers()):
                 if leaf.is_floating_point():
                     leaf.add_(0.1 * torch.rand_like(leaf))
-            outputs = one(x.to(next(one.parameters()).device))
-        found.append(outputs.logits if isinstance(outputs, Outputs) else outputs)
+            found.append(logits(one, x, classes, what))
     if not torch.allclose(found[0], found[1], equal_nan=True):
         raise ConfigError(
             f"{what}: a copy of the net with the same tensors returns something else, and each"
             " client trains a copy. A hook or an attribute may be a function with a reference to"
             " the net, such as a lambda with `self`: make it a method and give self.NAME. Or the"
-            " net depends on something else than its tensors and inputs, such as a clock."
+            " net depends on a clock or on a random generator of its own."
         )

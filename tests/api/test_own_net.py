@@ -357,16 +357,3 @@ def test_batchnorm_without_running_statistics(tmp_path):
         short(tmp_path, net(), "fedavg", engine={"name": "vectorized", "threads": 1})
     auto = short(tmp_path, net(), "fedavg", engine={"name": "auto", "threads": 1})
     assert auto.config.engine.name == "sequential"
-
-
-@pytest.mark.slow
-def test_batches_of_one_are_left_out_where_the_net_fails_for_them(tmp_path):
-    class One(nn.Module):
-        def forward(self, x):
-            if self.training and len(x) == 1:
-                raise ValueError("one")
-            return x
-
-    net = nn.Sequential(nn.Flatten(), One(), nn.Linear(64, 10))
-    run = short(tmp_path, net, "local", train={"rounds": 1, "batch_size": 7})
-    assert any("batch of one sample" in note for note in run.notes)

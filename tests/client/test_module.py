@@ -12,7 +12,7 @@ from torch import nn
 
 from flbench.client.forward import apply
 from flbench.client.module import ClientModule
-from flbench.client.program import LocalProgram, Phase, Statistic
+from flbench.client.program import LocalProgram, Phase
 from flbench.config.schema import OptimizerConfig, TrainConfig
 from flbench.core.errors import UnknownNameError
 from flbench.core.rng import Draw
@@ -39,45 +39,9 @@ class Halved:
 
 
 @dataclass(frozen=True)
-class LookAhead:
-    """The gradient at a point ahead: two evaluations of the net, which BatchNorm both counts."""
-
-    def __call__(self, context, grad):
-        first = grad(context.trained, context.batch)
-        return grad({n: v - 0.01 * first[n] for n, v in context.trained.items()}, context.batch)
-
-
-@dataclass(frozen=True)
 class Shrink:
     def __call__(self, context):
         return {name: 0.9 * value for name, value in context.trained.items()}
-
-
-@dataclass(frozen=True)
-class StopAt:
-    """Ends the phase before this epoch, and checks the losses that it is shown."""
-
-    epoch: int
-
-    def __call__(self, context, losses, done):
-        assert bool(losses[: int(done)].isfinite().all())
-        assert bool(losses[int(done) :].isnan().all())
-        return done >= self.epoch
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Depends on the batch, on the leaves before the step, and on the mode of the net."""
-
-    def __call__(self, context):
-        return {
-            "n": context.batch.mask.sum(),
-            "features": context.out.features.sum(dim=0),
-            "bias": context.leaves["head.bias"],
-        }
-
-
-RECORD = Statistic("seen", Seen(), "sum")
 
 
 def phase(**keys) -> Phase:
@@ -188,20 +152,6 @@ def test_trainer_and_engine_give_equal_weights_in_half_precision():
     found = trained_by_lightning(experiment, some, precision="bf16-mixed")
 
     assert_equal(trained_by_engine(experiment, some), found)
-
-
-REFUSED = {
-    "`until`": phase(until=StopAt(1)),
-    "`record`": phase(record=(RECORD,)),
-    "`gradient`": phase(gradient=LookAhead()),
-}
-
-
-@pytest.mark.parametrize("named", REFUSED)
-@pytest.mark.filterwarnings("ignore")
-def test_a_phase_that_a_trainer_cannot_train_is_refused(experiment, named):
-    with pytest.raises(ValueError, match=named):
-        trained_by_lightning(experiment, REFUSED[named])
 
 
 @pytest.mark.filterwarnings("ignore")
