@@ -23,6 +23,7 @@ from flbench.engine.base import dtype_of, open_device
 from flbench.models import freezing
 from flbench.models.base import Net, is_lightning, net_leaves
 from flbench.models.module_state import random_layers
+from flbench.models.own import OwnNet
 from flbench.models.trial import mixes
 
 BATCH: Final = 256  # samples of one forward pass
@@ -74,7 +75,7 @@ def cached(
     """
     if config.model.cache == "off":
         return None
-    part = _first(net) if isinstance(net, Net) else []
+    part = _first(net) if isinstance(net, Net | OwnNet) else []
     if config.model.freeze == freezing.NONE:
         if config.model.lora.rank is not None or not part:
             return None
@@ -117,10 +118,10 @@ def _first(net: nn.Module) -> list[nn.Module]:
     """Return the frozen part of a net at its beginning, as modules that are called in turn.
 
     It is the backbone, or the first layers of one that is an `nn.Sequential`. The list is empty if
-    the first layer with parameters or buffers is trained, or another class than `Net`
+    the first layer with parameters or buffers is trained, or another class than `Net` or `OwnNet`
     may call its parts in another order.
     """
-    if type(net).forward is not Net.forward:
+    if type(net).forward not in (Net.forward, OwnNet.forward):
         return []
     known = freezing.of(net).leaves
     backbone: nn.Module = net.get_submodule("backbone")

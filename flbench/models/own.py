@@ -17,10 +17,9 @@ from flbench.core.shapes import examples
 from flbench.core.tree import digest
 from flbench.core.types import Outputs
 from flbench.models import freezing, lightning_net, pretrained, trial
-from flbench.models.base import Net
 
 
-class OwnNet(Net):
+class OwnNet(nn.Module):
     """A net of the user in two parts: the head, and all that comes before it.
 
     Args:
@@ -34,6 +33,11 @@ class OwnNet(Net):
         self.backbone = backbone
         self.head = head
         self.place = place
+
+    def forward(self, x: Tensor) -> Outputs:
+        """Return features [B, D] and logits [B, C] of inputs [B, ...]."""
+        features = self.backbone(x)  # [B, ...] -> [B, D]
+        return Outputs(features, self.head(features))
 
 
 def make(
