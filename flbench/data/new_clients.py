@@ -132,7 +132,7 @@ def _distributed_anew(
     )
     if min(map(len, assigned)) < config.min_samples:
         rng = generator(seed, "partition", SHIFT, 1)
-        assigned, _, _ = repair(assigned, len(pool), config.min_samples, rng)
+        assigned = repair(assigned, len(pool), config.min_samples, rng)
     rows = [pool[np.sort(positions)] for positions in assigned]
     split = [
         split_rows(mine, dataset, config.split, generator(seed, "split", first + k, 1))

@@ -174,12 +174,12 @@ def _distribute(
             best = assigned
         if min(map(len, best)) >= config.min_samples:
             return [pool[np.sort(indices)] for indices in best], []
-    repaired, moved, small = repair(
-        best, len(pool), config.min_samples, generator(seed, "partition", TRIES)
-    )
+    rng = generator(seed, "partition", TRIES)
+    repaired = repair(best, len(pool), config.min_samples, rng)
+    small = sum(len(mine) < config.min_samples for mine in best)
     note = (
         f"partition: after {tries} draws {small} of {clients} clients still had fewer than"
-        f" {config.min_samples} samples; {moved} samples were moved to them."
+        f" {config.min_samples} samples; samples were moved to them."
     )
     return [pool[np.sort(indices)] for indices in repaired], [note]
 
@@ -235,8 +235,8 @@ def _overlap(dataset: Dataset) -> bool:
 
 def repair(
     assigned: list[Indices], pool: int, minimum: int, rng: np.random.Generator
-) -> tuple[list[Indices], int, int]:
-    """Move samples to clients that have too few.
+) -> list[Indices]:
+    """Return the positions of the clients in a pool, with samples moved to those with too few.
 
     They get samples that no client has, and when none are left, samples of the client that has the
     most. Both are drawn at random.
@@ -247,14 +247,9 @@ def repair(
         minimum: Smallest number of samples of a client.
         rng: Random generator.
 
-    Returns:
-        The clients' positions in the pool, the number of samples that were moved, and the number of
-        clients that had too few.
-
     >>> assigned = [np.array([0, 1, 2, 3]), np.array([4])]
-    >>> clients, moved, small = repair(assigned, pool=5, minimum=2, rng=np.random.default_rng(0))
-    >>> [len(rows) for rows in clients], moved, small
-    ([3, 2], 1, 1)
+    >>> [len(rows) for rows in repair(assigned, 5, 2, np.random.default_rng(0))]
+    [3, 2]
     """
     samples = [list(rng.permutation(indices)) for indices in assigned]
     spare = rng.permutation(np.setdiff1d(np.arange(pool), np.concatenate(assigned))).tolist()
@@ -263,7 +258,6 @@ def repair(
     # never have more than `minimum`, and the largest client has more, so they can stay out.
     largest = [(-len(rows), client) for client, rows in enumerate(samples) if len(rows) > minimum]
     heapify(largest)
-    moved = 0
     for client in small:
         while len(samples[client]) < minimum:
             if spare:
@@ -272,5 +266,4 @@ def repair(
                 size, donor = largest[0]
                 samples[client].append(samples[donor].pop())
                 heapreplace(largest, (size + 1, donor))
-            moved += 1
-    return [np.array(indices, dtype=np.int64) for indices in samples], moved, len(small)
+    return [np.array(indices, dtype=np.int64) for indices in samples]
