@@ -2,12 +2,12 @@
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, get_args
+from math import inf
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from flbench.algorithms.shared.topology import (
@@ -61,31 +61,31 @@ def method(name: str | type) -> Entry:
         "example": list(kind.example()),
         "about": inspect.getdoc(kind) or "",
         "parameters": [
-            parameter(key, field)
-            for key, field in kind.Config.model_fields.items()
+            parameter(key, schema)
+            for key, schema in kind.Config.model_json_schema()["properties"].items()
             if key not in ("name", "source", "sha256")
         ],
     }
 
 
-def parameter(name: str, field: FieldInfo) -> Entry:
+def parameter(name: str, schema: Entry) -> Entry:
     """Return one hyper-parameter.
 
     Args:
         name: Its key in the section.
-        field: Its field in the method's configuration.
+        schema: The JSON schema of the key.
 
     Returns:
         `name`, `default`, `range` (as text, such as `[0, 1)` or `a | b`), `unit` (None for a number
         without one) and `meaning`.
     """
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    parts = [values for part in schema.get("anyOf", [schema]) for values in _values(part)]
     return {
         "name": name,
-        "default": field.default,
-        "range": _range(field),
-        "unit": extra.get("unit"),
-        "meaning": field.description,
+        "default": schema.get("default"),
+        "range": " | ".join(parts),
+        "unit": schema.get("unit"),
+        "meaning": schema.get("description"),
     }
 
 
@@ -167,23 +167,16 @@ def network(config: AlgorithmConfig, seed: int, clients: int) -> Network:
     return Network(config, graph, mixing_rows(graph, config.mixing))
 
 
-def _range(field: FieldInfo) -> str:
-    """Return the values that a key accepts, as text."""
-    choices, rules = [], list(field.metadata)
-    for part in (field.annotation, *get_args(field.annotation)):  # itself, or a union's parts
-        choices += [str(choice) for choice in get_args(part) if isinstance(choice, str | bool)]
-        for rule in getattr(part, "__metadata__", ()):
-            rules += rule.metadata if isinstance(rule, FieldInfo) else [rule]
-    if choices and not rules:
-        return " | ".join(choices)
-    if field.annotation is bool:
-        return "true | false"
-    low, high = "(-inf", "inf)"
-    for rule in rules:
-        for name, bracket in (("ge", "["), ("gt", "(")):
-            if getattr(rule, name, None) is not None:
-                low = f"{bracket}{getattr(rule, name):g}"
-        for name, bracket in (("le", "]"), ("lt", ")")):
-            if getattr(rule, name, None) is not None:
-                high = f"{getattr(rule, name):g}{bracket}"
-    return " | ".join([*choices, f"{low}, {high}"])
+def _values(schema: Entry) -> list[str]:
+    """Return the values that a JSON schema accepts, as text; nothing for text and null."""
+    if "enum" in schema or "const" in schema:
+        return list(map(as_yaml, schema.get("enum", [schema.get("const")])))
+    if schema.get("type") == "boolean":
+        return ["true", "false"]
+    if schema.get("type") not in ("integer", "number"):
+        return []
+    low = f"({schema.get('exclusiveMinimum', -inf):g}"
+    high = f"{schema.get('exclusiveMaximum', inf):g})"
+    low = f"[{schema['minimum']:g}" if "minimum" in schema else low
+    high = f"{schema['maximum']:g}]" if "maximum" in schema else high
+    return [f"{low}, {high}"]
