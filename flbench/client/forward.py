@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.core.types import Outputs, Tree
 from flbench.models import freezing
-from flbench.models.module_state import write_back
+from flbench.models.trial import write_back
 
 
 def freeze_statistics(net: nn.Module) -> None:

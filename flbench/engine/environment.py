@@ -13,7 +13,7 @@ from flbench.data.federation import Federation
 from flbench.engine.base import dtype_of, open_device
 from flbench.models import freezing
 from flbench.models.base import net_leaves
-from flbench.models.module_state import write_back
+from flbench.models.trial import write_back
 
 AUTOCAST: Final = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Types of matrix products for values of `engine.precision`."""

@@ -24,7 +24,7 @@ from flbench.engine.base import (
 )
 from flbench.engine.client_run import ClientRun
 from flbench.engine.environment import Environment
-from flbench.models.module_state import may_draw, may_draw_in_eval
+from flbench.models.trial import may_draw, may_draw_in_eval
 
 STACKED_CLIENTS = 64
 """Clients that are stacked to evaluate their models."""

@@ -28,8 +28,7 @@ from flbench.engine.base import STATISTIC_BATCH, Engine, RoundSettings, gathered
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.predictions import PARTS, SCALARS, Evaluation, positive_class
 from flbench.experiment.rounds import deployments
-from flbench.models.module_state import may_draw_in_eval
-from flbench.models.trial import mixes
+from flbench.models.trial import may_draw_in_eval, mixes
 
 if TYPE_CHECKING:
     from flbench.experiment.frozen_outputs import Cached

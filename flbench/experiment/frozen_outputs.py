@@ -22,9 +22,8 @@ from flbench.engine import memory
 from flbench.engine.base import dtype_of, open_device
 from flbench.models import freezing
 from flbench.models.base import Net, is_lightning, net_leaves
-from flbench.models.module_state import random_layers
 from flbench.models.own import OwnNet
-from flbench.models.trial import mixes
+from flbench.models.trial import mixes, random_layers
 
 BATCH: Final = 256  # samples of one forward pass
 SHARE: Final = 0.25  # largest share of the free memory that the outputs may take
