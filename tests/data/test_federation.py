@@ -24,27 +24,15 @@ def federation(normalize: str = "standard", **keys):
     return build(digits(), DataConfig(normalize=normalize), PartitionConfig(clients=5, **keys), 0)
 
 
-def test_standard_normalisation_has_zero_mean_and_unit_variance_over_training_parts():
+def test_normalization_of_pixels():
     made = federation()
-    train = np.sort(np.concatenate(made.partition.parts["train"]))
-
-    x = made.inputs(train, torch.float64)
-
+    x = made.inputs(np.sort(np.concatenate(made.partition.parts["train"])), torch.float64)
     assert float(x.mean()) == pytest.approx(0, abs=1e-5)
     assert float(x.std(correction=0)) == pytest.approx(1, abs=1e-5)
-
-
-def test_unit_normalisation_lies_between_zero_and_one():
-    x = federation("unit").inputs(np.arange(1797), torch.float32)
-
-    assert float(x.min()) == 0.0
-    assert float(x.max()) == 1.0
-
-
-def test_inputs_without_normalization_are_the_samples():
-    made = federation("none")
-
-    assert torch.equal(made.inputs(np.arange(9), torch.float32), made.x[:9].float())
+    unit = federation("unit").inputs(np.arange(1797), torch.float32)
+    assert (float(unit.min()), float(unit.max())) == (0.0, 1.0)
+    none = federation("none")
+    assert torch.equal(none.inputs(np.arange(9), torch.float32), none.x[:9].float())
 
 
 def test_given_numbers_normalize_pixels_as_transforms_of_pytorch_do():
@@ -60,33 +48,31 @@ def test_given_numbers_normalize_pixels_as_transforms_of_pytorch_do():
         build(data, wrong, PartitionConfig(scheme="iid", clients=2), 0)
 
 
-@pytest.mark.parametrize(
-    ("factor", "mean", "std", "is_right"),
-    [
-        (None, 0.485, 0.229, True),
-        (None, 123.675, 58.395, False),
-        (None, 0.0, 255.0, False),
-        (1 / 255, 0.485, 0.229, True),
-        (1 / 255, 123.675, 58.395, False),
-        (1.0, 123.675, 58.395, True),
-        (1.0, 0.485, 0.229, False),
-    ],
-)
-def test_given_numbers_must_be_in_the_units_of_the_images(factor, mean, std, is_right):
+UNITS = [
+    (None, 0.485, 0.229, True),
+    (None, 123.675, 58.395, False),
+    (None, 0.0, 255.0, False),
+    (1 / 255, 0.485, 0.229, True),
+    (1 / 255, 123.675, 58.395, False),
+    (1.0, 123.675, 58.395, True),
+    (1.0, 0.485, 0.229, False),
+]
+
+
+def test_given_numbers_must_be_in_the_units_of_the_images():
     """Pixels of uint8 are in [0, 1] then; floating-point images stay as they are."""
-    x = np.random.default_rng(0).integers(0, 256, size=(40, 3, 4, 4), dtype=np.uint8)
-    x = x if factor is None else (x * factor).astype(np.float32)
-    data = Dataset("rgb", x, np.arange(40) % 2, ("a", "b"), train=40)
-    given = DataConfig(normalize={"mean": (mean,), "std": (std,)})
-
-    def made():
-        return build(data, given, PartitionConfig(scheme="iid", clients=2), 0)
-
-    if is_right:
-        assert abs(float(made().inputs(np.arange(40), torch.float32).mean())) < 1
-    else:
-        with pytest.raises(DataError, match=r"data\.normalize.* by 255"):
-            made()
+    pixels = np.random.default_rng(0).integers(0, 256, size=(40, 3, 4, 4), dtype=np.uint8)
+    for factor, mean, std, is_right in UNITS:
+        x = pixels if factor is None else (pixels * factor).astype(np.float32)
+        data = Dataset("rgb", x, np.arange(40) % 2, ("a", "b"), train=40)
+        given = DataConfig(normalize={"mean": (mean,), "std": (std,)})
+        config = PartitionConfig(scheme="iid", clients=2)
+        if is_right:
+            made = build(data, given, config, 0)
+            assert abs(float(made.inputs(np.arange(40), torch.float32).mean())) < 1
+        else:
+            with pytest.raises(DataError, match=r"data\.normalize.* by 255"):
+                build(data, given, config, 0)
 
 
 def test_given_numbers_normalize_columns_also_by_one_number_for_all():
@@ -172,24 +158,22 @@ def test_normalization_by_client_is_that_of_its_own_training_part():
     assert not torch.equal(*pooled)
 
 
-@pytest.mark.parametrize("constant", [3.2, -0.7, 1e-9, 12345.678])
-def test_a_column_is_constant_exactly_if_all_training_values_of_the_client_are_equal(constant):
+def test_a_column_is_constant_exactly_if_all_training_values_of_the_client_are_equal():
     """Sums of the constants are rounded, by more than columns in small units vary."""
-    rng = np.random.default_rng(1)
+    column = np.random.default_rng(1).normal(size=2000)
     config = PartitionConfig(scheme="natural", min_samples=1, split=(0.5, 0.25, 0.25))
-    column = rng.normal(size=2000)
-    x = np.stack([column, column * 1e-9, column * 1e-30, np.full(2000, constant)], axis=1)
-    data = table(x, np.zeros(2000, dtype=np.int64))
-    test = build(data, DataConfig(), config, 0).partition.parts["test"][0]
-    data.x[test, 3] *= 1.05
+    for constant in (3.2, -0.7, 1e-9, 12345.678):
+        x = np.stack([column, column * 1e-9, column * 1e-30, np.full(2000, constant)], axis=1)
+        data = table(x, np.zeros(2000, dtype=np.int64))
+        data.x[build(data, DataConfig(), config, 0).partition.parts["test"][0], 3] *= 1.05
 
-    made = build(data, DataConfig(normalize="client"), config, 0)
+        made = build(data, DataConfig(normalize="client"), config, 0)
 
-    found = made.inputs(np.arange(2000), torch.float32)
-    assert len(made.partition.parts["train"][0]) == 1000
-    torch.testing.assert_close(found[:, 1], found[:, 0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found[:, 2], found[:, 0], rtol=1e-5, atol=1e-5)
-    assert not found[:, 3].any()
+        found = made.inputs(np.arange(2000), torch.float32)
+        assert len(made.partition.parts["train"][0]) == 1000
+        for k in (1, 2):
+            torch.testing.assert_close(found[:, k], found[:, 0], rtol=1e-5, atol=1e-5)
+        assert not found[:, 3].any()
 
 
 def test_standard_deviation_of_a_client_is_exact_beside_a_large_mean():
@@ -258,19 +242,15 @@ def test_rows_ranges_of_one_order_are_disjoint_and_redrawn_only_by_round():
     assert not np.array_equal(made.rows(redrawn, 2, first), made.rows(redrawn, 2, second))
 
 
-@pytest.mark.parametrize(
-    ("samples", "low"), [(1, 0), (2, 1), (3, 1), (4, 1), (5, 1), (8, 2), (10, 2)]
-)
-def test_a_fifth_of_few_samples_is_at_least_one_of_two(samples, low):
-    made = federation()
-    parts = {"train": [np.arange(samples)], "validation": [], "test": []}
-    few = replace(made, partition=replace(made.partition, parts=parts))
-    draw = Draw(0, (0,), 5)
-
-    first, second = (few.rows(Samples("train", a, b), 0, draw) for a, b in ((0.0, 0.2), (0.2, 1.0)))
-
-    assert len(first) == low
-    assert sorted([*first, *second]) == list(range(samples))
+def test_a_fifth_of_few_samples_is_at_least_one_of_two():
+    made, draw = federation(), Draw(0, (0,), 5)
+    for samples, low in ((1, 0), (2, 1), (3, 1), (4, 1), (5, 1), (8, 2), (10, 2)):
+        parts = {"train": [np.arange(samples)], "validation": [], "test": []}
+        few = replace(made, partition=replace(made.partition, parts=parts))
+        ends = ((0.0, 0.2), (0.2, 1.0))
+        first, second = (few.rows(Samples("train", a, b), 0, draw) for a, b in ends)
+        assert len(first) == low
+        assert sorted([*first, *second]) == list(range(samples))
 
 
 def test_common_rows_with_a_limit_are_stratified_and_the_same_for_all_clients():
