@@ -1,4 +1,4 @@
-"""Reading of samples without labels, to predict their classes: images, tables and NPZ files."""
+"""Reading of samples without labels, to predict their classes: images, tables, texts, NPZ files."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,7 @@ from flbench.data import images, npz_files, pixels, tables, text_files, tokens
 from flbench.data.dataset import Kind
 from flbench.data.folders import Folder
 
-AXES: Final = {
-    "images": "channels, height, width",
-    "series": "channels, length",
-    "table": "columns",
-    "tokens": "length",
-}
+SUFFIXES: Final = {"images": images.SUFFIXES, "table": tables.SUFFIXES}
 # Ends of the names of other arrays in NPZ files.
 NO_SAMPLES = ("_labels", "_groups", "class_names", "vocabulary")
 
@@ -56,11 +51,6 @@ class Layout:
     vocabulary: int = 0
     padding: int | None = None
 
-    @property
-    def within(self) -> str:
-        """` in [LOW, HIGH]`, the range of images, if it is known."""
-        return "" if self.range is None else f" in [{self.range[0]:g}, {self.range[1]:g}]"
-
 
 @dataclass(frozen=True)
 class Unlabelled:
@@ -83,41 +73,29 @@ def read(
     """Read the samples of a file or of all files of a folder or .zip file, sorted by name.
 
     Args:
-        path: An image, a .csv, .npz or .txt file, or a folder or .zip file of images or tables.
+        path: An image, a table, an .npz or .txt file, or a folder or .zip file of images or tables.
         layout: What samples the model takes.
         note: Function that is called with a sentence about files that are not read.
 
     Raises:
-        DataError: The path does not exist, a file cannot be read, or its samples have another shape
-            than the model's.
+        DataError: A file cannot be read, or its samples have another shape than the model's.
     """
-    if not path.exists():
-        raise DataError(f"{path} does not exist. Give an image, a .csv or .npz file, or a folder.")
     if path.suffix.lower() == ".npz":
         return _arrays(path, layout)
+    folder = Folder(path)
     if layout.characters and text_files.is_text_file(path.name) and path.is_file():
-        return [_windows(path, layout)]
-    if layout.kind in ("series", "tokens"):
-        raise DataError(
-            f"{path} is no .npz file, and the model takes {layout.kind}. Save them as an array"
-            f" {'[n, channels, length]' if layout.kind == 'series' else '[n, length] of integers'}"
-            f"{', or give a .txt file' if layout.characters else ''}."
-        )
-    folder, is_table = Folder(path), layout.kind == "table"
-    is_wanted = tables.is_table if is_table else images.is_image
-    entries = [entry for entry in folder.names if is_wanted(entry)]
-    suffixes = ", ".join(tables.SUFFIXES if is_table else images.SUFFIXES)
+        return [_windows(folder, layout)]
+    suffixes = SUFFIXES.get(layout.kind, ())
+    entries = [entry for entry in folder.names if entry.lower().endswith(suffixes)]
     if not entries:
-        raise DataError(
-            f"{path} has no {'tables' if is_table else 'images'} ({suffixes}), which the model"
-            " takes. Give such files, or an .npz file."
-        )
-    for sentence in folder.left_out(entries, f"the model takes {suffixes} files"):
+        taken = (*suffixes, ".npz", *([".txt"] if layout.characters else []))
+        raise DataError(f"{path} has no file that the model takes: {', '.join(taken)}. Give one.")
+    for sentence in folder.left_out(entries, f"the model takes {', '.join(suffixes)} files"):
         note(sentence)
     found = []
     for entry in entries:
-        file = str(path if path.is_file() and is_wanted(path.name) else path / entry)
-        if is_table:
+        file = str(path if entry == path.name and path.is_file() else path / entry)
+        if layout.kind == "table":
             x = tables.features_of(folder, entry, layout.columns, layout.words)
             found.append(Unlabelled(file, range(len(x)), x))
         else:
@@ -143,23 +121,17 @@ def as_stored(x: Any, layout: Layout, where: str) -> NDArray[Any]:
     if layout.kind == "table" and found.ndim == 2 and found.dtype.kind in "iuf":
         with np.errstate(over="ignore"):
             found = found.astype(np.float32)  # NaN is a missing value
-        if len(rows := np.flatnonzero(np.isinf(found).any(axis=1))):
-            raise DataError(f"{where}: sample {rows[0]} (counted from 0) has an infinite value.")
     else:
         is_stored = found.shape[1:] == layout.shape or found.ndim == 2
         order = "channels_first" if is_stored else "channels_last"
         has_order = layout.kind == "series" or found.ndim == 4
         found = npz_files.as_samples(found, where, order if has_order else "auto", layout.kind)
-    if (
-        layout.padding is not None
-        and found.ndim == 2
-        and (gap := layout.shape[0] - found.shape[1]) > 0
-    ):
+    if layout.padding is not None and (gap := layout.shape[0] - found.shape[1]) > 0:
         found = np.pad(found, ((0, 0), (0, gap)), constant_values=layout.padding)
     if found.shape[1:] != layout.shape:
         raise DataError(
             f"{where}: the samples have the shape {list(found.shape[1:])}, but the model takes"
-            f" {list(layout.shape)} ({AXES[layout.kind]}). Bring them to that shape."
+            f" {list(layout.shape)}. Bring them to that shape."
         )
     _check_values(found, layout, where)
     return found
@@ -169,17 +141,19 @@ def _check_values(x: NDArray[Any], layout: Layout, where: str) -> None:
     """Raise a DataError if samples have another type or range than those of the data set."""
     if layout.kind == "images" and (x.dtype == np.uint8) != layout.is_pixels:
         wanted = "whole numbers (uint8)" if layout.is_pixels else "floating point"
+        within = "" if layout.range is None else f" in [{layout.range[0]:g}, {layout.range[1]:g}]"
         raise DataError(
             f"{where}: the samples have the type {x.dtype}, but the data set has images in"
-            f" {wanted}{layout.within}. Give them in these units: the model normalizes them."
+            f" {wanted}{within}. Give them in these units: the model normalizes them."
         )
-    if not x.size:
+    if layout.kind == "table" and (rows := np.flatnonzero(np.isinf(x).any(axis=1))).size:
+        raise DataError(f"{where}: sample {rows[0]} (counted from 0) has an infinite value.")
+    known = (0, layout.vocabulary - 1) if layout.kind == "tokens" else layout.range
+    if known is None or not x.size:
         return
-    found, known = pixels.range_of(x), layout.range
+    found = pixels.range_of(x)
     if layout.kind == "tokens":
-        is_wrong, known = found[0] < 0 or found[1] >= layout.vocabulary, (0, layout.vocabulary - 1)
-    elif known is None:
-        return
+        is_wrong = found[0] < 0 or found[1] > known[1]
     else:
         is_wrong = found[1] > known[1] if layout.is_pixels else pixels.has_other_units(found, known)
     if is_wrong:
@@ -189,17 +163,17 @@ def _check_values(x: NDArray[Any], layout: Layout, where: str) -> None:
         )
 
 
-def _windows(path: Path, layout: Layout) -> Unlabelled:
+def _windows(folder: Folder, layout: Layout) -> Unlabelled:
     """Return all windows of a text; the row of a window is the position of its first character."""
-    text = text_files.decoded(Folder(path).read(path.name), str(path))
-    length = layout.shape[0]
+    where, length = str(folder.path), layout.shape[0]
+    text = text_files.decoded(folder.read(folder.path.name), where)
     if len(text) < length:
         raise DataError(
-            f"{path} has {len(text)} characters, and the model takes windows of {length}. Give a"
+            f"{where} has {len(text)} characters, and the model takes windows of {length}. Give a"
             " longer text."
         )
-    windows = sliding_window_view(text_files.numbers_of(text, layout.characters, str(path)), length)
-    return Unlabelled(str(path), range(len(windows)), windows)
+    windows = sliding_window_view(text_files.numbers_of(text, layout.characters, where), length)
+    return Unlabelled(where, range(len(windows)), windows)
 
 
 def _image(folder: Folder, entry: str, layout: Layout) -> NDArray[Any]:
@@ -208,10 +182,7 @@ def _image(folder: Folder, entry: str, layout: Layout) -> NDArray[Any]:
     image = images.decode(folder.file(entry), where, layout.resize)  # [height, width, 3]
     if layout.shape[0] == 1:
         if (image != image[..., :1]).any():
-            raise DataError(
-                f"{where} is a colour image, but the model takes grey images (one channel). Convert"
-                " it."
-            )
+            raise DataError(f"{where} has colours, but the model takes grey images. Convert it.")
         image = image[..., :1]
     return as_stored(image[None], layout, where)
 

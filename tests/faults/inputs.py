@@ -345,7 +345,7 @@ def images(rng: Random, folder: Path, _: Originals) -> Call:
     elif kind == "deep":
         mode = rng.choice([0, 2, 4, 6])
         entries = {name: deep_png(rng, mode) for name in entries}
-        title = f"16 bits, colour type {mode}"
+        title, is_wrong = f"16 bits, colour type {mode}", mode == 0  # Pillow reads colours as bytes
     elif kind == "one class":
         entries = {name: content for name, content in entries.items() if "/a/" in name}
     elif kind == "empty":
