@@ -110,7 +110,7 @@ def files(folder: Path) -> dict[str, Prepared]:
         "truncated npz": ([f"data.path={cut(npz(folder / '1.npz'))}"], "not an intact NPZ"),
         "npz of pickles": (
             [f"data.path={npz(folder / '2.npz', train_labels=np.array([{}] * 40, dtype=object))}"],
-            "pickled objects",
+            "2.npz",
         ),
         "label out of range": (
             [f"data.path={npz(folder / '3.npz', train_labels=np.full(40, -3))}"],
@@ -131,7 +131,7 @@ def files(folder: Path) -> dict[str, Prepared]:
         ),
         "truncated zip": (
             [f"data.path={cut(zipped(folder / '4.zip', 'a.csv', table.encode() * 50))}"],
-            "neither a folder nor an intact .zip",
+            "4.zip",
         ),
         "table with a word": (
             [f"data.path={zipped(folder / '5.zip', 'a.csv', words.encode())}"],

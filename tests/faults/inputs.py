@@ -215,7 +215,7 @@ def yaml_text(rng: Random) -> tuple[bytes, bool]:
             (b"[1, 2]", True),
             (b"data:\npartition: null\n", False),
             (f"{rng.choice(SECTIONS[:4])}: [1, 2]\n".encode(), True),
-            (b"train.rounds: 3\n", True),
+            (b"train.rounds: 3\n", False),
             (b"seed: 1\nseed: 2\n", True),
             (rng.randbytes(n), True),
             (rng.randbytes(n).hex().encode(), True),
@@ -436,7 +436,7 @@ def tables(rng: Random, folder: Path, _: Originals) -> Call:
                 *(">" * n, "num " + ">= " * n, "num > " + "." * n, ".", "1.2.3"),
             ]
         )
-        is_wrong, title = True, f"label {shown(label)}"
+        is_wrong, title = not label.startswith("num  "), f"label {shown(label)}"
     elif kind == "clients":
         files = {f"{k}.csv": as_csv(rows[:5]) for k in range(rng.choice([500, 2_000]))}
         extra = [rng.choice(["partition.scheme=natural", "seed=1"]), "partition.clients=null"]
