@@ -143,8 +143,8 @@ class Phase:
             `train.optimizer`.
 
     Raises:
-        ValueError: Both or neither of `epochs` and `steps` are given, both `record` and `gradient`,
-            or `record` concatenates rows.
+        ValueError: Both or neither of `epochs` and `steps` are given, or both `record` and
+            `gradient`.
     """
 
     train: str | frozenset[str]
@@ -172,12 +172,6 @@ class Phase:
                 "a Phase with a `gradient` hook cannot `record` Statistics: the hook may evaluate"
                 " several batches. Compute them in a Statistic before or after the phase."
             )
-
-        for one in self.record:
-            if "rows" in (one.reduce if isinstance(one.reduce, str) else dict(one.reduce).values()):
-                raise ValueError(
-                    f"a Phase cannot record `{one.name}`, which concatenates rows (reduce=rows)"
-                )
 
     def trains(self, name: str) -> bool:
         """Return whether a leaf of this name is trained, provided that it is not a buffer."""
