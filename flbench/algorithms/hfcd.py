@@ -116,14 +116,9 @@ class Hfcd(fl.Algorithm):
     )
 
     def personal(self) -> frozenset[str]:
-        net = self.setting.net
-        match self.config.share:
-            case "none":
-                return net.names("all")
-            case "body":
-                return net.names("head")
-            case "full":
-                return frozenset()
+        names = self.setting.net.names
+        kept = {"none": names("all"), "body": names("head"), "full": frozenset[str]()}
+        return kept[self.config.share]
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)

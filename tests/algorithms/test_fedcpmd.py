@@ -547,15 +547,6 @@ def test_convolutions_are_candidates_with_candidates_all():
     assert bool(state.server["score_sums"].isfinite().all())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["inputs=raw", "distance=hellinger"])
-def test_every_option_of_the_score_changes_it(option):
-    first, second = (after(build(*FULL, *more), 1) for more in ((), (f"algorithm.{option}",)))
-
-    scores = [state.server["score_sums"] for state in (first, second)]
-    assert not torch.allclose(*scores, atol=1e-4)
-
-
 def test_notes_name_the_keys_that_make_cohorts_and_clusters_larger():
     keys = ("algorithm=fedcpmd", "train.participation=0.2", "algorithm.k_p=2")
 
