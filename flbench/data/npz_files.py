@@ -42,6 +42,7 @@ def read(
     layout: str = "auto",
     kind: str = "auto",
     renamed: Mapping[str, str] = MappingProxyType({}),
+    group: str | None = None,
 ) -> Dataset:
     """Read a data set from an NPZ file. Pickled objects are refused, not loaded.
 
@@ -51,20 +52,25 @@ def read(
         layout: `data.layout`: `channels_last`, `channels_first` or `auto`.
         kind: `data.kind`: what the samples are, or `auto`.
         renamed: Name of an array in the file by the name that it stands for.
+        group: Array of what several samples come from; see `Dataset.blocks`.
 
     Raises:
         DataError: The file is damaged, has another layout, or would unpack to more than 16 GiB.
     """
     arrays = read_arrays(path)
-    for found in renamed.values():
-        if found not in arrays:
+    for key, found in (*(("arrays", one) for one in renamed.values()), ("group", group)):
+        if found is not None and found not in arrays:
             raise DataError(
-                f"{path} has no array `{found}`, which `data.arrays` names."
+                f"{path} has no array `{found}`, which `data.{key}` names."
                 f"{did_you_mean(found, arrays)} It contains {', '.join(sorted(arrays))}."
             )
+    blocks = arrays[group] if group else None
     others = {key: array for key, array in arrays.items() if key not in renamed.values()}
     arrays = others | {wanted: arrays[found] for wanted, found in renamed.items()}
-    return from_arrays(arrays, path, name, layout, kind, owned=True)
+    dataset = from_arrays(arrays, path, name, layout, kind, owned=True)
+    if not group or blocks is None:
+        return dataset
+    return labels_of.with_blocks(dataset, blocks, group, f"{path}: `{group}`")
 
 
 def from_arrays(

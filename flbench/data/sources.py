@@ -7,7 +7,7 @@ loads or downloads it. The content of files is never executed. A .zip file is un
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,9 @@ from flbench.config.schema import HUGGING_FACE, DataConfig
 from flbench.core import parts
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data.dataset import Dataset
-from flbench.data.folders import Folder
+
+if TYPE_CHECKING:
+    from flbench.data.folders import Folder
 
 NPZ, TABLES, IMAGES, TEXTS = "NPZ files", "tables", "folders of images", "texts"
 LEAF, HAR = "folders of LEAF", "folders of UCI HAR"
@@ -104,12 +106,14 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
             that is set, or its samples have a single class.
     """
     from flbench.data import har_files, images, leaf_files, npz_files, tables, text_files
+    from flbench.data.folders import Folder
 
     name, label, drop, group = config.title, config.label, config.drop, config.group
     if path.suffix == ".npz":
         _check_keys(config, NPZ, path)
-        found = npz_files.read(path, name, config.layout, config.kind, config.arrays.renamed())
-        return _checked(found if group is None else _with_array(found, path, group), path, config)
+        renamed = config.arrays.renamed()
+        found = npz_files.read(path, name, config.layout, config.kind, renamed, group)
+        return _checked(found, path, config)
     folder = Folder(path)
     kind = _format(folder)
     _check_keys(config, kind, path)
@@ -134,7 +138,7 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
     return _checked(found, path, config)
 
 
-def _format(folder: Folder) -> str:
+def _format(folder: "Folder") -> str:
     """Return the format of the files in a folder or .zip file."""
     from flbench.data import har_files, images, leaf_files, tables, text_files
 
@@ -236,16 +240,6 @@ def _checked(dataset: Dataset, where: Path | str, config: DataConfig) -> Dataset
     for column, words in zip(dataset.columns, dataset.words, strict=False):
         notes += labels.notes_on_names(words, "word", f" of the column `{column}`")
     return replace(dataset, notes=(*dataset.notes, *notes))
-
-
-def _with_array(dataset: Dataset, path: Path, name: str) -> Dataset:
-    """Return a data set with the groups that an array of its NPZ file has."""
-    from flbench.data import labels, npz_files
-
-    arrays = npz_files.read_arrays(path, names=[name])
-    if name not in arrays:
-        raise DataError(f"{path} has no array `{name}`, which `data.group` names.")
-    return labels.with_blocks(dataset, arrays[name], name, f"{path}: `{name}`")
 
 
 @cache  # scikit-learn parses a text file, which takes longer than the rest of a small experiment
