@@ -33,7 +33,7 @@ A method is written at one of four levels. Each is complete without the next one
 Axis letters: N clients, K clients of the cohort, B batch, C classes, D features.
 """
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -459,11 +459,6 @@ class Algorithm:
         kept nor sent, and are estimated from the training samples before an evaluation.
         """
         keeps = self.personal()
-        if not isinstance(keeps, Set):
-            raise ConfigError(
-                f"{type(self).__name__}.personal returned {keeps!r}. It must return a set of names"
-                ' of the net\'s leaves, such as self.setting.net.names("head").'
-            )
         sends = self.setting.net.names("all") - keeps
         statistics = self.setting.net.statistics
         policy = self.setting.train.batchnorm
