@@ -5,6 +5,7 @@ fine-tune the global model on its own samples, whatever the method.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
@@ -74,17 +75,13 @@ class FineTuned(fl.Algorithm):
 
     def finetuning(self) -> tuple[fl.Phase, ...]:
         """Return the phases of fine-tuning, in order; empty without an epoch."""
-        config = self.config
-        phases: list[fl.Phase] = []
-        if config.finetune == "head_first" and config.head_epochs:
-            head = self.phase(
-                *self.terms(), train=self.setting.net.names("head"), epochs=config.head_epochs
-            )
-            phases.append(replace(head, batchnorm="eval"))
-        if config.finetune_epochs:
-            phases.append(self.phase(*self.terms(), epochs=config.finetune_epochs))
-
-        if config.finetune_lr is None:
-            return tuple(phases)
-        optimizer = self.setting.train.optimizer.model_copy(update={"lr": config.finetune_lr})
-        return tuple(replace(phase, optimizer=optimizer) for phase in phases)
+        c, optimizer, phases = self.config, self.setting.train.optimizer, list[fl.Phase]()
+        if c.finetune_lr is not None:
+            optimizer = optimizer.model_copy(update={"lr": c.finetune_lr})
+        tuning = partial(self.phase, *self.terms(), optimizer=optimizer)
+        if c.finetune == "head_first" and c.head_epochs:
+            head = self.setting.net.names("head")
+            phases.append(tuning(train=head, epochs=c.head_epochs, batchnorm="eval"))
+        if c.finetune_epochs:
+            phases.append(tuning(epochs=c.finetune_epochs))
+        return tuple(phases)
