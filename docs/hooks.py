@@ -492,10 +492,11 @@ def key_table(
 ) -> list[str]:
     """Return the table of a section's keys: meaning, default, and type with range and unit."""
     lines = ["| key | meaning | default | values |", "|---|---|---|---|"]
+    schema = kind.model_json_schema()["properties"]
     for name, field in kind.model_fields.items():
         if name in skip or (only is not None and name not in only):
             continue
-        entry = catalogue.parameter(name, field)
+        entry = catalogue.parameter(name, schema[name])
         cells = [
             f"`{prefix}{name}`",
             cell(entry["meaning"] or ""),

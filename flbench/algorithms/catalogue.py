@@ -83,7 +83,7 @@ def parameter(name: str, schema: Entry) -> Entry:
     return {
         "name": name,
         "default": schema.get("default"),
-        "range": " | ".join(parts),
+        "range": " | ".join(dict.fromkeys(parts)),
         "unit": schema.get("unit"),
         "meaning": schema.get("description"),
     }
@@ -169,8 +169,11 @@ def network(config: AlgorithmConfig, seed: int, clients: int) -> Network:
 
 def _values(schema: Entry) -> list[str]:
     """Return the values that a JSON schema accepts, as text; nothing for text and null."""
+    if "items" in schema:
+        return _values(schema["items"])
     if "enum" in schema or "const" in schema:
-        return list(map(as_yaml, schema.get("enum", [schema.get("const")])))
+        choices = schema.get("enum", [schema.get("const")])
+        return [as_yaml(choice) for choice in choices if isinstance(choice, str | bool)]
     if schema.get("type") == "boolean":
         return ["true", "false"]
     if schema.get("type") not in ("integer", "number"):
