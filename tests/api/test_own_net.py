@@ -129,57 +129,6 @@ def test_nets_of_torchvision_train(tmp_path, name, engine):
     assert any(f"the head is `{head}`" in note for note in run.notes)
 
 
-class Post(Two):
-    """A net that computes more after its head."""
-
-    def forward(self, x):
-        return super().forward(x).softmax(1)
-
-
-class Pair(Two):
-    """A net with two outputs."""
-
-    def forward(self, x):
-        return super().forward(x), x
-
-
-class Auxiliary(Two):
-    """A net with a second head, whose logits it returns in training mode alone."""
-
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.auxiliary = nn.Linear(shape[1] * shape[2], classes)
-
-    def forward(self, x):
-        logits = super().forward(x)
-        return (logits, self.auxiliary(x.flatten(1))) if self.training else logits
-
-
-class Whole(Two):
-    """A net whose output is not floating point."""
-
-    def forward(self, x):
-        return super().forward(x).long()
-
-
-@pytest.mark.parametrize(
-    "net",
-    [
-        *(Post, Pair, Auxiliary, Whole),
-        nn.Sequential(nn.Flatten(), nn.Linear(64, 9)),
-        nn.Sequential(nn.Flatten(), nn.LazyLinear(10)),
-        nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()),
-        nn.Linear(3, 10),
-        nn.Flatten(),
-        lambda shape, classes: 3,
-        lambda: None,
-    ],
-)
-def test_nets_that_cannot_be_used_are_refused(net):
-    with pytest.raises(fl.ConfigError):
-        made(net)
-
-
 class Scaled(Two):
     """A net with a parameter that a hook or a function uses."""
 

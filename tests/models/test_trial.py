@@ -64,7 +64,14 @@ REFUSED = {
     "no linear layer": nn.Sequential(nn.Flatten(), nn.Identity()),
     "no parameters": lambda shape, classes: nn.Flatten(),
     "all frozen": Two().requires_grad_(False),
+    "softmax": Two(lambda net, logits: logits.softmax(1)),
+    "whole numbers": Two(lambda net, logits: logits.long()),
+    "other classes": nn.Sequential(nn.Flatten(), nn.Linear(64, 9)),
+    "other samples": nn.Linear(3, 10),
+    "not initialized": nn.Sequential(nn.Flatten(), nn.LazyLinear(10)),
+    "convolution as head": nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()),
     "not a net": lambda shape, classes: 3,
+    "nothing": lambda: None,
 }
 
 
