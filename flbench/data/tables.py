@@ -470,12 +470,13 @@ def _numbers(
         x = column.to_numpy(dtype=np.float64, na_value=nan)
     else:
         codes, texts = _texts(column)
-        values = {text: nan if text in MISSING else _number(text) for text in texts}
-        words = sorted(text for text, value in values.items() if value is None)
+        values = [nan if text in MISSING else _number(text) for text in texts]
+        words = sorted({text for text, value in zip(texts, values, strict=True) if value is None})
         if words:
-            _check_words(column, values, name, places)
-        values |= {word: float(place) for place, word in enumerate(words)}
-        x = np.array([*(values[text] for text in texts), nan], dtype=np.float64)[codes]
+            _check_words(codes, texts, values, name, places)
+            position = dict(zip(words, map(float, range(len(words))), strict=True))
+            values = [position.get(text, nan) for text in texts]
+        x = np.array([*values, nan], dtype=np.float64)[codes]
     if (wrong := np.abs(x) > LARGEST).any():
         row = int(np.flatnonzero(wrong)[0])
         raise DataError(
@@ -486,26 +487,36 @@ def _numbers(
 
 
 def _check_words(
-    column: "pd.Series[Any]", values: Mapping[str, float | None], name: str, places: Places
+    codes: NDArray[np.int64],
+    texts: Sequence[str],
+    values: Sequence[float | None],
+    name: str,
+    places: Places,
 ) -> None:
-    """Raise a DataError if the words of a column are numbers in another form, or beside numbers."""
-    texts = column.map(lambda value: str(value).strip(), na_action="ignore")
-    is_word = texts.map(lambda text: values[text] is None, na_action="ignore").eq(True).to_numpy()
-    words = texts[is_word]
-    is_formatted = words.map(lambda text: FORMATTED.fullmatch(text) is not None).to_numpy(bool)
-    rows = np.flatnonzero(is_word)
-    if 2 * is_formatted.sum() > len(words):
-        row = int(rows[is_formatted][0])
+    """Raise a DataError if words are numbers in another form, or lie beside numbers.
+
+    Args:
+        codes: Position [n] of each row's text; -1 for none.
+        texts: The different texts of the column.
+        values: Number of each text; None for a word.
+        name: Name of the column.
+        places: Names of the rows.
+    """
+    words = np.array([*(value is None for value in values), False])
+    formatted = words & np.array([*map(bool, map(FORMATTED.fullmatch, texts)), False])
+    if 2 * int(formatted[codes].sum()) > int(words[codes].sum()):
+        row = int(np.flatnonzero(formatted[codes])[0])
         raise DataError(
-            f"{places.of(row, name)}: {texts.iloc[row]!r} is a number as a spreadsheet shows it."
+            f"{places.of(row, name)}: {texts[codes[row]]!r} is a number as a spreadsheet shows it."
             " Write decimal points, and no separators of thousands, percent signs or currencies"
             " (format `General` in a spreadsheet); or, if these are categories, add a letter."
         )
-    if any(value is not None and value == value for value in values.values()):
+    if any(value is not None and value == value for value in values):
+        row = int(np.flatnonzero(words[codes])[0])
         raise DataError(
-            f"{places.of(int(rows[0]), name)}: {shortened(words.iloc[0], 60)!r} is not a number,"
-            " but other rows have numbers. Write numbers alone, or words alone (categories); leave"
-            " the field empty if a value is missing."
+            f"{places.of(row, name)}: {shortened(texts[codes[row]], 60)!r} is not a number, but"
+            " other rows have numbers. Write numbers alone, or words alone (categories); leave the"
+            " field empty if a value is missing."
         )
 
 
