@@ -61,8 +61,8 @@ class LayerElection(Algorithm):
             return super().requires()
         return [
             f"{self.name} needs at least two layers to choose from, of which the last one is the"
-            f" head of the net; `model.name` has {len(layers)} linear layers behind the last"
-            " convolution that it calls. Choose a net with more of them, such as"
+            f" head of the net; `model.name` has {len(layers)} (by default, the linear layers"
+            " behind the last convolution). Choose a net with more of them, such as"
             " model.name=lenet5, cnn, vgg11 or mlp, or set algorithm.candidates=all."
         ]
 
