@@ -105,13 +105,3 @@ class Dataset:
     def is_pixels(self) -> bool:
         """Whether the samples are images of whole numbers in [0, `scale`]."""
         return self.kind == "images" and self.x.dtype == np.uint8
-
-    @property
-    def within_channel(self) -> tuple[int, ...]:
-        """Axes of `x` that a statistic of a channel or column is computed over."""
-        return (0, *range(2, self.x.ndim))
-
-    @property
-    def by_channel(self) -> tuple[int, ...]:
-        """Shape that brings [channels] or [columns] to broadcast against one sample."""
-        return (-1, *(1,) * (self.x.ndim - 2))

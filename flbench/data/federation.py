@@ -384,8 +384,10 @@ def _normalized(made: Federation, how: str | GivenNormalization) -> Federation:
         offset, scale = normalization.given(how, x, dataset)
     else:
         train = np.sort(made._together["train"])
-        find = normalization.standard if how == "standard" else normalization.unit
-        offset, scale = find(x, train, dataset)
+        is_unit = how == "unit"
+        offset, scale = (
+            normalization.unit(x, train, dataset) if is_unit else normalization.standard(x, train)
+        )
     return replace(made, offset=torch.from_numpy(offset), scale=torch.from_numpy(scale))
 
 
@@ -398,13 +400,13 @@ def _normalized_by_client(made: Federation) -> Federation:
             " Distribute them, too (partition.pool=merged), or leave data.normalize out."
         )
     x, everyone = made.x.numpy(), made.with_new_clients().partition
-    shape = (everyone.clients + 1, x.shape[1], *made.dataset.by_channel[1:])
+    shape = (everyone.clients + 1, x.shape[1], *(1,) * (x.ndim - 2))
     offset, scale = np.zeros((2, *shape), dtype=np.float32)
     owner = torch.full((len(x),), everyone.clients)
     for client, rows in enumerate(everyone.parts["train"]):
         owner[everyone.rows(client)] = client
         if len(rows):
-            offset[client], scale[client] = normalization.standard(x, rows, made.dataset)
+            offset[client], scale[client] = normalization.standard(x, rows)
     few = [k for k, rows in enumerate(everyone.parts["train"]) if len(rows) < FEW_SAMPLES]
     notes = made.notes
     if few:

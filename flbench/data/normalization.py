@@ -18,7 +18,7 @@ PIECE: Final = 2**25  # bytes of float64 in which sums over samples are computed
 MOST_UNIT: Final = 16.0  # images with larger values are not in units of [0, 1]
 
 
-def standard(x: NDArray[Any], rows: Indices, dataset: Dataset) -> Normalization:
+def standard(x: NDArray[Any], rows: Indices) -> Normalization:
     """Return the normalization by mean and standard deviation; see `_scaled` for constants.
 
     The sums are over differences from one of the values. So they are exactly 0 for equal values,
@@ -27,9 +27,8 @@ def standard(x: NDArray[Any], rows: Indices, dataset: Dataset) -> Normalization:
     Args:
         x: Samples, without missing values.
         rows: Rows of the samples that count, at least one.
-        dataset: A data set of such samples.
     """
-    axes, shape = dataset.within_channel, dataset.by_channel
+    axes = (0, *range(2, x.ndim))
     # One value of each channel, [channels, 1, ...], or the row of a table.
     first = x[rows[0]].astype(np.float64)[(slice(None), *(slice(1),) * (x.ndim - 2))]
     count, (total, squares) = 0, np.zeros((2, x.shape[1]))
@@ -40,16 +39,15 @@ def standard(x: NDArray[Any], rows: Indices, dataset: Dataset) -> Normalization:
         total += piece.sum(axis=axes)
         squares += np.square(piece, out=piece).sum(axis=axes)
     deviation = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0.0))
-    return _scaled(first + (total / count).reshape(shape), deviation.reshape(shape))
+    return _scaled(first.ravel() + total / count, deviation, x.ndim)
 
 
 def unit(x: NDArray[Any], rows: Indices, dataset: Dataset) -> Normalization:
     """Return the normalization to [0, 1]: of pixels by `Dataset.scale`, else by the values."""
     if dataset.is_pixels:
-        return _scaled(np.zeros((1, 1, 1)), np.full((1, 1, 1), dataset.scale))
-    axes, shape = dataset.within_channel, dataset.by_channel
-    low, high = (find(x[rows], axis=axes).reshape(shape) for find in (np.min, np.max))
-    return _scaled(low, high - low)
+        return _scaled(np.zeros(1), np.full(1, dataset.scale), x.ndim)
+    low, high = (find(x[rows], axis=(0, *range(2, x.ndim))) for find in (np.min, np.max))
+    return _scaled(low, high - low, x.ndim)
 
 
 def given(numbers: GivenNormalization, x: NDArray[Any], dataset: Dataset) -> Normalization:
@@ -80,19 +78,19 @@ def given(numbers: GivenNormalization, x: NDArray[Any], dataset: Dataset) -> Nor
             )
     factor = dataset.scale if dataset.is_pixels else 1.0
     mean, deviation = (
-        np.broadcast_to(np.array(values) * factor, width).reshape(dataset.by_channel)
-        for values in (numbers.mean, numbers.std)
+        np.broadcast_to(np.array(values) * factor, width) for values in (numbers.mean, numbers.std)
     )
-    return _scaled(mean, deviation)
+    return _scaled(mean, deviation, x.ndim)
 
 
-def _scaled(offset: NDArray[Any], width: NDArray[Any]) -> Normalization:
-    """Return offset and scale 1 / width, and 0 where a channel or column has one value (width 0).
+def _scaled(offset: NDArray[Any], width: NDArray[Any], axes: int) -> Normalization:
+    """Return offset and scale 1 / width of samples with a number of axes, and 0 for the width 0.
 
-    Training samples do not say how wide such a channel or column is, so its inputs are 0.
+    Training samples do not say how wide a channel or column of one value is: its inputs are 0.
     """
     scale = np.zeros(width.shape)
     np.divide(1.0, width, out=scale, where=width > 0)
     # A width below the smallest normal number of float32 would have an infinite factor.
     scale = np.minimum(scale, np.finfo(np.float32).max)
-    return offset.astype(np.float32), scale.astype(np.float32)
+    shape = (-1, *(1,) * (axes - 2))  # broadcasts against one sample
+    return offset.astype(np.float32).reshape(shape), scale.astype(np.float32).reshape(shape)

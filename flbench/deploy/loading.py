@@ -110,7 +110,7 @@ def load(
         classes = experiment.federation.dataset.classes if has_classes else ()
         model = TrainedModel(net, inputs, classes, layout, {})
         if normalize_by is not None:
-            model = _normalized_by(model, normalize_by, experiment.federation, warn)
+            model = _normalized_by(model, normalize_by, warn)
         model.card.update(cards.card(experiment, state, path, number, name, checkpoint, model))
     if shift := model.card["input"].get("shift"):
         warn(shift)
@@ -332,7 +332,6 @@ def _layout(experiment: Experiment, client: int | None) -> Layout:
 def _normalized_by(
     model: TrainedModel,
     samples: Path | Tensor | NDArray[Any],
-    federation: Federation,
     warn: Callable[[str], None],
 ) -> TrainedModel:
     """Return a model that normalizes by the statistics of samples, as a client by its own.
@@ -340,7 +339,6 @@ def _normalized_by(
     Args:
         model: The model, with any normalization.
         samples: Raw samples, or the file that has them.
-        federation: The samples of the run.
         warn: Function that is called with a sentence about samples whose statistics are uncertain.
     """
     what = "`normalize_by`"
@@ -357,7 +355,7 @@ def _normalized_by(
     if inputs.fill is not None:
         fill = np.nan_to_num(means_of(x)).astype(x.dtype)  # 0 for a column without a value
         x, inputs.fill = np.where(np.isnan(x), fill, x), torch.from_numpy(fill)
-    offset, scale = standard(x, np.arange(len(x)), federation.dataset)
+    offset, scale = standard(x, np.arange(len(x)))
     inputs.offset = torch.from_numpy(offset).to(inputs.offset.dtype)
     inputs.scale = torch.from_numpy(scale).to(inputs.scale.dtype)
     if flat := int((scale == 0).sum()):
