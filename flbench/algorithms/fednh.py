@@ -78,8 +78,8 @@ class FedNH(fl.Algorithm):
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         table = far_apart(self.setting.classes, self.setting.net.features, self.setting.seed)
-        scale = torch.tensor(self.config.scale, dtype=start[W].dtype)
-        begin = start | {W: table.to(start[W].dtype), SCALE: scale}
+        dtype = start[self.setting.net.parameters[0]].dtype
+        begin = start | {W: table.to(dtype), SCALE: torch.tensor(self.config.scale, dtype=dtype)}
         keeps, sends = self.split()
         # Every client has the initial W and s, which a dispatch overwrites.
         clients = fl.repeat(fl.only(begin, keeps | {W, SCALE}), self.setting.clients)
