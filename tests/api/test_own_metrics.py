@@ -237,7 +237,7 @@ def test_a_matrix_without_samples_has_no_value():
     metric = OwnMetric("one", lambda confusion: 1.0, "object")
 
     assert math.isnan(metric(torch.zeros(3, 3, dtype=torch.int64)))
-    assert metric.pooled(torch.zeros(3, 3), torch.tensor([torch.nan])) == {
+    assert metric.summary(math.nan, torch.tensor([torch.nan])) == {
         "one": None,
         "one_mean": None,
         "one_worst10": None,
