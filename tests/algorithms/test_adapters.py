@@ -75,8 +75,8 @@ def test_ffalora_of_full_rank_is_fedavg_on_the_weights_themselves(monkeypatch):
     """With A_0 = 1 and s = 1 the weights are W_0 + B."""
     inject = lora.inject
 
-    def inject_ones(net, config):
-        inject(net, config)
+    def inject_ones(net, config, head):
+        inject(net, config, head)
         with torch.no_grad():
             net.get_parameter(A).copy_(torch.eye(64))
 
@@ -193,7 +193,6 @@ def test_ffalora_refuses_embeddings_whose_first_factor_is_zero():
 
     net = Tokens()
     config = OwnModelConfig(name="x", lora=LoraConfig(rank=2, targets=["backbone.0"]))
-    lora.freeze_base(net, config)
     lora.inject(net, config)
     [adapter] = lora.adapters(net)
     assert not net.get_parameter(adapter.a).any()
