@@ -21,11 +21,15 @@ ALPHA = "alpha"  # the leaf with the share of the local model, 0-dim per client
 class APFL(fl.Algorithm):
     """A client trains w and, on the same batches, its own v in vbar = alpha v + (1 - alpha) w.
 
-    Local (Algorithm 1): alpha_i takes a gradient step on f(vbar_i) with the first batch of the
-    round, alpha_i <- alpha_i - eta <v_i - w_i, grad f(vbar_i)>, and is clipped to [0, 1] (with
-    `adaptive`). In every step, w_i takes a step on f(w_i), and v_i takes a step on f(vbar_i). The
-    steps are simultaneous, as in the paper: the gradient for v_i reads w_i as it was before the
-    step on this batch. The client sends w_i, which is averaged uniformly, and keeps v_i and
+    Client i (Algorithm 1), first alpha with the first batch of the round (`adaptive`), then all
+    batches:
+
+        alpha_i <- clip(alpha_i - eta <v_i - w_i, grad f(vbar_i)>, 0, 1)
+        w_i     <- w_i - eta grad f(w_i)
+        v_i     <- v_i - eta alpha_i grad f(vbar_i)
+
+    The last two are simultaneous, as in the paper: the gradient for v_i reads w_i as it was before
+    the step on this batch. The client sends w_i, which is averaged uniformly, and keeps v_i and
     alpha_i. vbar_i with the server's w is evaluated.
 
     The authors' code (FedTorch) differs from the paper, and from this method, in four points. It

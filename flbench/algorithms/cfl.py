@@ -187,15 +187,15 @@ class Cfl(fl.Algorithm):
         if len(members) <= self.config.min_size or too_few:
             return {}
         updates = fl.take(stripped(DELTA, server), known)
-        leaves = bipartition(updates)
-        if not leaves.any():
+        goes = bipartition(updates)  # [K] bool
+        if not goes.any():
             return {}
 
-        leaving = known[leaves]
+        leaving = known[goes]
         if 2 * len(leaving) > len(known):  # clients without an update join the larger part
             leaving = torch.cat([leaving, members[~is_recent]])
         model = {name: server[name][c] for name in self.split()[1]}
-        entries = ParameterTree(server).grown(c, model, updates, leaves)
+        entries = ParameterTree(server).grown(c, model, updates, goes)
         # The leaving part becomes a new cluster, which begins with w_c too.
         for name in ("peak", *model):
             entries[name] = torch.cat([server[name], server[name][c][None]])
@@ -277,16 +277,16 @@ class ParameterTree:
         none |= {name: none[name].double() for name in prefixed(DIRECTION, parameters)}
         return none | {PARENTS: torch.zeros(0, dtype=torch.int64)}
 
-    def grown(self, c: int, model: fl.Tree, updates: fl.Tree, leaves: Tensor) -> fl.Tree:
+    def grown(self, c: int, model: fl.Tree, updates: fl.Tree, goes: Tensor) -> fl.Tree:
         """Return the entries with one more split.
 
         Args:
             c: The cluster.
             model: Its model before the split.
             updates: Updates of its clients, [K, ...] per parameter.
-            leaves: [K] bool, which of them leave.
+            goes: [K] bool, which of them leave the cluster.
         """
-        stay, leave = (~leaves).double(), leaves.double()  # [K]
+        stay, leave = (~goes).double(), goes.double()  # [K]
         share = leave / leave.sum() - stay / stay.sum()
         share /= client_norms(updates).clamp_min(torch.finfo(torch.float64).tiny)
         direction = {k: torch.tensordot(share, rows.double(), 1) for k, rows in updates.items()}

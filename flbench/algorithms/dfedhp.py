@@ -46,14 +46,17 @@ class DFedHP(Gossip):
         phi_i  <- sum_l w_il phi_l
         z_i    <- sum_l w_il z_l
 
-    Deviations. The available text of the paper gives no widths of h, no learning rates, no k_v,
-    k_phi and k_z, and no weights w. The widths are chosen such that a message has the printed size,
+    Readings. The available text of the paper gives no widths of h, no learning rates, no k_v, k_phi
+    and k_z, and no weights w. The widths are chosen such that a message has the printed size,
     1,360,512 numbers for a ResNet-18 with 11,168,832 shared parameters, where h generates the
-    normalization layers too. The three steps share
-    `train.local_epochs`, as 1, 2 and 1 of 4; w is that of the topology. All clients start with the
-    same phi and z, because h is not linear: the mean of unrelated phi and z generates noise.
-    BatchNorm statistics stay with the client (the paper's nets have GroupNorm), because averaged
-    phi and z do not generate the averaged weights to which averaged statistics would belong.
+    normalization layers too. The three steps share `train.local_epochs`, as 1, 2 and 1 of 4; w is
+    that of `topology` and `mixing` (`shared/topology.py`). A participation of 0.1 without a server
+    is read as ten neighbours among 100 clients, all of which train. Neighbours at random are
+    directed, so that only the rows of w sum to 1. k_v, k_phi and k_z count epochs; the abstract
+    says iterates (`unit`). All clients start with the same phi and z, because h is not linear: the
+    mean of unrelated phi and z generates noise. BatchNorm statistics stay with the client (the
+    paper's nets have GroupNorm), because averaged phi and z do not generate the averaged weights to
+    which averaged statistics would belong.
 
     The paper generates the convolutions and keeps the linear layers with the client, which is
     `private=linear`. By default (`private=head`) the head alone stays with the client, and hidden
@@ -212,9 +215,9 @@ class DFedHP(Gossip):
         message = self.h.size(net.size)
         if message >= net.size:
             notes.append(
-                f"A message (phi, z) has about {message:,} numbers, {message / net.size:.3g} times"
-                f" the {net.size:,} parameters of the net: the hypernetwork saves traffic for large"
-                " nets only. A smaller algorithm.hidden reduces it."
+                f"A message (phi, z) has at most {message:,} numbers, {message / net.size:.3g}"
+                f" times the {net.size:,} parameters of the net: the hypernetwork saves traffic for"
+                " large nets only. A smaller algorithm.hidden reduces it."
             )
         epochs = sum(step.epochs or 0 for step in self.steps() if isinstance(step, fl.Phase))
         if epochs > train.local_epochs:

@@ -43,7 +43,8 @@ class FedCpmd(LayerElection):
         vote  = argmin_l s_l
         l*_i  = the layer that client i voted for most often
 
-    d is a distance of scalar Gaussians, by default Jensen-Shannon (eq. 8).
+    d is a distance of scalar Gaussians, by default Jensen-Shannon (eq. 8). Distances, scaling and
+    s_l are in `shared/shift.py`, the outputs o_l in `shared/election.py`.
 
     Phase 2, for clients i, j of a cluster; phi_i is the layer l*_i, omega_i all other layers:
 
@@ -58,7 +59,11 @@ class FedCpmd(LayerElection):
     voted keeps the classifier. A share of the clients of each cluster takes part in a round, and at
     least one. When a client first participates in phase 2, it receives the body of phase 1, except
     for its personal layer. In phase 1 the classifier stays with the client, as section 5.2 says;
-    line 13 of Algorithm 2 has the layer with most votes so far (`phase1_personal=majority`).
+    line 13 of Algorithm 2 has the layer with most votes so far (`phase1_personal=majority`). The
+    paper does not give the dimension of the Gaussians: each is over all entries of its tensor.
+    Candidates are linear layers, as in section 4.1; the text says all layers (`candidates=all`).
+    Eq. 12 has the weights of section 6.2; eq. 5 weights by samples. Negative cosines count as 0 in
+    eq. 13, because the paper says that Phi lies in [0, 1].
 
     The paper says that the personal layer is never sent, but eq. 13 needs it at the server: its
     bytes are charged, and logged as `phi_bytes`. (With `phase1_personal=majority` it is sent in
@@ -206,7 +211,7 @@ class FedCpmd(LayerElection):
         config, names = self.config, tuple(layer.name for layer in self.layers)
         given = config.distance, config.inputs == "raw", self.setting.classes, names
         samples = fl.Samples(limit=VOTE_SAMPLES)
-        score = fl.bind(shift_scores, *given)
+        score = fl.bind(shift_scores, *given)  # eq. 7 and 8
         vote = fl.Statistic("shift", fl.bind(moments, names), REDUCE, score, samples)
         steps = (train, *reestimate_batchnorm(self.setting), vote, fl.Transform(write_vote))
         return fl.LocalProgram(steps, keeps, self.body() | {"vote", "scores"})

@@ -19,7 +19,7 @@ class FedFomo(fl.Algorithm):
 
     Before training: theta_i <- theta_i + sum_n (w_n / sum_m w_m) (theta_n - theta_i), with
     w_n = max(0, (L_i - L_n) / (||theta_n - theta_i|| + 1e-5)). theta_i is the client's own last
-    model; L_n is the mean loss of model n on the client's validation samples, a fixed share of its
+    model; L_n is the mean loss of model n on the client's validation samples, a fixed fifth of its
     training samples that it never trains on. Then the client trains on the others, and sends its
     model and the weights before they are cut at 0.
 

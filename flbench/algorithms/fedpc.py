@@ -58,17 +58,19 @@ class FedPc(fl.Algorithm):
         rho_jl    = max(0, M_jl) / sum_l max(0, M_jl)                           (eq. 5-6)
         theta^(j) = sum_l rho_jl theta^_l,  P^(j) = sum_l rho_jl P^_l           (eq. 7-8)
 
-    Eq. 3 prints a sum of distances that are not squared, L_p = sum over the classes k of
-    ||mean of f(theta, x) - P^(j)_k||; written for a batch it is `pull=class_mean`. The default is
-    the mean square of FedProto in FedNH's repository, whose settings the paper shares; samples of
-    a class without a prototype do not count. Eq. 7-8 give every group a model, Algorithm 1 has one
-    for all; the equations are followed. Cosines run over the classes that both groups have. A group
-    without a client in the round keeps its last means; a group that never had one gives nothing and
-    takes equal parts of the groups that had one. When clients are grouped, the prototype of a class
-    that a client does not hold is zero, and the q principal components are as many as reach 90 % of
-    the variance, at most 32. The first round of training has no L_p: P^(j) is computed only from
-    clients that have trained. The paper reports a global model without defining its head (`gm`).
-    docs/papers/fedpc.md has accuracies of these readings.
+    Eq. 3 prints a sum of distances that are not squared, L_p = sum over the classes k of ||mean of
+    f(theta, x) - P^(j)_k||; written for a batch it is `pull=class_mean`. The default is the mean
+    square of FedProto in FedNH's repository, whose settings the paper shares; samples of a class
+    without a prototype do not count. Eq. 7-8 give every group a model, Algorithm 1 has one for all;
+    the equations are followed. Cosines run over the classes that both groups have; that a negative
+    one counts as 0 is ours. The text also speaks of a push from other classes, and eq. 3 only
+    pulls. Means within a group are plain, as in lines 13-14; eq. 1 weights by samples
+    (`agg_weights`). A group without a client in the round keeps its last means; a group that never
+    had one gives nothing and takes equal parts of the groups that had one. When clients are
+    grouped, the prototype of a class that a client does not hold is zero, and the q principal
+    components are as many as reach 90 % of the variance, at most 32. The first round of training
+    has no L_p: P^(j) is computed only from clients that have trained. The paper reports a global
+    model without defining its head (`gm`). docs/papers/fedpc.md has accuracies of these readings.
     """
 
     class Config(fl.UniformConfig):

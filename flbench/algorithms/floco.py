@@ -25,8 +25,8 @@ class Floco(fl.Algorithm):
     simplex and features z, the logits are (sum_m alpha_m W_m) z + b. Every batch of local training
     draws a point:
 
-        rounds < tau T   alpha ~ Dirichlet(1, ..., 1)
-        later            alpha = alpha_i + r u / ||u||_1,  u_m ~ U(-1, 1),  r ~ U(0, rho)
+        first floor(tau T) rounds   alpha ~ Dirichlet(1, ..., 1)
+        later                       alpha = alpha_i + r u / ||u||_1,  u_m ~ U(-1, 1),  r ~ U(0, rho)
 
     Gradients reach body, bias and all endpoints; the server averages them by sample counts. Between
     the two, in a set-up round, all clients train the current model once and send their endpoints
@@ -34,7 +34,7 @@ class Floco(fl.Algorithm):
     to {x >= 0, sum x = z} and divides by z, and takes the z out of 1000 in [1e-4, 1] whose points
     have the least Riesz energy log(mean over pairs of 1 / max(distance, 1e-4)^2); the projections
     are alpha_i. `personal` is the centre of the simplex before, and alpha_i after the set-up; `gm`
-    is the centre.
+    is the centre. Floco+ is in `flocoplus.py`.
 
     Readings. The components are those of the trained endpoints as in the authors' code (their
     Flower baseline takes the change, with the other sign), and the sign of each makes its largest
@@ -56,7 +56,8 @@ class Floco(fl.Algorithm):
         endpoints: int = Field(
             10,
             ge=2,
-            description="number of endpoints M of the simplex of heads, at most that of clients",
+            description="number of endpoints M of the simplex of heads; with fewer clients some"
+            " components are zero",
         )
         rho: float = Field(0.1, ge=0, description="radius of a client's region around its point")
         tau: float = Field(

@@ -14,7 +14,10 @@ from flbench.losses import CrossEntropy
 from flbench.losses.similarity import NEVER, class_sums, cosines, masked_mean, unit
 
 P, PRESENT, S = "global.prototypes", "global.present", "global.similarity"
-"""Names of the server's tables: P [C, D], the classes [C] bool that have one, and S [C, C]."""
+"""Names of the server's tables: P [C, D], the classes [C] bool that have one, and S [C, C].
+
+`prototypes.table` sends all entries that begin with `global.`.
+"""
 
 
 @fl.ALGORITHMS.register("hfcd")
@@ -54,7 +57,10 @@ class Hfcd(fl.Algorithm):
     the samples whose class has a prototype. L_KD runs over the classes that both sides have, and is
     not divided by their number. The printed means over N clients run over the holders of a class:
     in a_k^i over the other holders (1 if there are none), in S_pq over those of both classes, which
-    16 to 19 % of the pairs of table 2 have. A client without an optimizer step uploads prototypes
+    16 to 19 % of the pairs of table 2 have. H(y) has the classes above alpha (section 3.3); the
+    introduction speaks of the top 10 %. KL has the global similarities first, as in the written-out
+    sum; the printed arguments are reversed. A sentence says that the weight of a client that
+    deviates rises; by the formula it falls. A client without an optimizer step uploads prototypes
     too.
     """
 
@@ -104,7 +110,7 @@ class Hfcd(fl.Algorithm):
 
     config: Config
     paper = fl.Paper(
-        "Hierarchical Federated Contrastive Distillation, based on semantic similarity",
+        "Federated contrastive learning framework based on semantic similarity",
         "Xu Along",
         "Modeling and Simulation 14(5), 2025",
         "10.12677/mos.2025.145437",

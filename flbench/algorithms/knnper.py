@@ -25,15 +25,16 @@ class KNNPer(fl.Algorithm):
     z_j (of D numbers, in eval mode) and labels y_j of its training samples. For a query with
     features z and N(z), its k nearest of them,
 
-        s_j    = exp(-||z - z_j||^2 / (D sigma))
-        p_k(c) = sum_{j in N(z), y_j = c} s_j / sum_{j in N(z)} s_j
-        p      = lambda p_k + (1 - lambda) softmax(logits)
+        s_j      = exp(-||z - z_j||^2 / (D sigma))
+        p_knn(c) = sum_{j in N(z), y_j = c} s_j / sum_{j in N(z)} s_j
+        p        = lambda p_knn + (1 - lambda) softmax(logits)
 
     lambda is chosen for each client on its validation part: the multiple of 0.1 of the largest
-    accuracy, of equal ones that nearest to 0.5, then the smaller. The validation part is not in the
-    datastore; the accuracy of `personal` on it is too good by what this choice gains. Beside it,
-    `knn` has lambda = 1, and `noknn` and `gm` are the global model. Nothing but FedAvg's models is
-    sent, and a client that never took part is served in the same way, without training.
+    accuracy, of equal ones that nearest to 0.5, then the smaller; 0.5 without a validation part.
+    The validation part is not in the datastore; the accuracy of `personal` on it is too good by
+    what this choice gains. Beside it, `knn` has lambda = 1, and `noknn` and `gm` are the global
+    model. Nothing but FedAvg's models is sent, and a client that never took part is served in the
+    same way, without training.
 
     Readings. The squared distance over D sigma is that of the authors' code; the paper writes
     exp(-distance). Their evaluation prints all values of lambda on test samples, and as shipped

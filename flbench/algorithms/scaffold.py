@@ -73,6 +73,7 @@ class Scaffold(fl.Algorithm):
 
     def terms(self) -> tuple[fl.LossTerm, ...]:
         names = self.setting.net.parameters
+        # Linear adds c and -c_i to the gradient (eq. 3).
         return (CrossEntropy(), Linear(names, ALL), Linear(names, OWN, weight=-1.0))
 
     def program(self, state: fl.State) -> fl.LocalProgram:

@@ -24,7 +24,7 @@ class LinearHead:
 
     @classmethod
     def of(cls, net: NetSpec) -> Self:
-        """Return the head of a net for which `unmet` returns nothing."""
+        """Return the head of a net that meets `LINEAR_HEAD`."""
         head = net.names("head")
         return cls(tuple(name for name in net.parameters if name in head))
 
