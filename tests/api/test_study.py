@@ -244,7 +244,7 @@ def test_study_in_this_process(tmp_path, capfd):
         fl.resume(study.path)
     with pytest.raises(fl.UserError, match=r"must be given again: fl\.resume\(path, model="):
         fl.resume(study.path, data=given["data"])
-    with pytest.raises(fl.UserError, match="SHA-256 of the net that was given"):
+    with pytest.raises(fl.UserError, match=r"model\.sha256"):
         fl.resume(study.path, **given | {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))})
 
 
