@@ -13,7 +13,7 @@ from flbench.core.text import is_printable, printable
 LONGEST: Final = 1000
 """Largest number of characters of a name."""
 SUFFIXES: Final = ("_mean", "_worst10")
-"""What `OwnMetric.pooled` adds to the name: mean over clients, and mean of the worst tenth."""
+"""What `OwnMetric.summary` adds to the name: mean over clients, and mean of the worst tenth."""
 
 
 def checked(name: Any, what: str) -> str:
