@@ -165,7 +165,11 @@ def _unpacked(path: Path) -> Path:
             for entry in archive.infolist():
                 entry.filename = _inside(entry, path)
                 archive.extract(entry, Path(beside, "files"))
-            Path(beside, "files").rename(target)
+            try:
+                Path(beside, "files").rename(target)
+            except OSError:
+                if not target.is_dir():  # another process has unpacked it meanwhile
+                    raise
     except DAMAGED as error:
         raise DataError(
             f"{path} cannot be unpacked to {files.cache_folder()} ({error}). If it is damaged or"

@@ -32,6 +32,7 @@ Size = tuple[int, int]
 """Height and width of an image."""
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # no PostScript
 MAX_BYTES: Final = 16 * 2**30
 PARTS: Final = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 """Part of the data by the name of its folder in lower case."""
@@ -118,7 +119,7 @@ def decode(path: Path, where: str, size: Size | None = None) -> NDArray[np.uint8
     from PIL import Image
 
     try:
-        with warnings.catch_warnings(), Image.open(path) as image:
+        with warnings.catch_warnings(), Image.open(path, formats=FORMATS) as image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             if image.mode.startswith(("I", "F")):
                 raise ValueError("it has more than 8 bits per pixel, which would be lost")

@@ -2,8 +2,8 @@
 
 All tables have the same columns, in any order. A column has numbers or words. Words are
 categories, which are one-hot encoded later, when the training parts are known. An empty field,
-`?`, or what pandas reads as missing, such as `NA` or `NaN`, is a missing value; it is imputed
-later, from the client's training part. The label is the last column, the column
+`?`, or what pandas reads as missing, such as `NA` or `NaN`, in capitals or not, is a missing value;
+it is imputed later, from the client's training part. The label is the last column, the column
 `data.label=COLUMN`, or the result of a rule such as `data.label="num > 0"`.
 """
 
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SUFFIXES: Final = (".csv", ".tsv", ".parquet", ".xlsx")
-MISSING: Final = ("", "?")  # besides what pandas reads as missing
+MISSING: Final = frozenset(
+    {"", "?", "na", "nan", "null", "none", "n/a", "#n/a", "#na", "#n/a n/a", "<na>", "-nan", "+nan"}
+    | {"1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan", "nat"}
+)
+"""Texts of missing values in lower case: `?`, and those of pandas."""
 MAX_WORDS: Final = 1_000  # of one column
 FEW_WORDS: Final = 10  # a column with more words must have, on average, two values for each
 CONTINUOUS: Final = 20  # a label with more values must have, on average, two rows for each
@@ -51,6 +55,9 @@ DECIMAL_COMMA: Final = re.compile(
     rb'(?:^|[;\t|\n])[ "]*[-+]?(?:\d+,(?:\d\d?|\d{4,})|(?:0|\d{4,}),\d+)[ "]*(?=[;\t|\r\n]|\Z)'
 )
 """A number with a decimal comma. `1,050` could also have a separator of thousands."""
+THOUSANDS: Final = re.compile(
+    rb'(?:^|[;\t|\n])[ "]*([-+]?\d{1,3}(?:\.\d{3})+)[ "]*(?=[;\t|\r\n]|\Z)'
+)
 FORMATTED: Final = re.compile(
     r"[-+(]?[$€£]? ?(\d{1,3}([ '.,\u00a0\u202f]\d{3})+|\d+)([.,]\d+)? ?[%$€£]?\)?", re.ASCII
 )
@@ -118,6 +125,10 @@ def read(
     frames = {folder.place(entry): _frame(folder, entry, texts) for entry in entries}
     for place, frame in frames.items():
         _check_names(list(frame.columns), place)
+        filled = np.flatnonzero(frame.notna().any(axis="columns"))
+        frames[place] = frame[: filled[-1] + 1 if len(filled) else 0]  # spreadsheets add rows
+        if not len(filled):
+            raise DataError(f"{place} has no rows below its header. Add rows, or remove the file.")
     dataset = from_frames(frames, str(folder.path), name, label, drop, group, key="data.drop")
     notes = (*folder.left_out(entries, f"tables are {', '.join(SUFFIXES)} files"), *dataset.notes)
     return replace(dataset, group_names=client_names(entries), notes=notes)
@@ -192,7 +203,8 @@ def from_frames(
     )
     if group is None:
         return dataset
-    blocks = table[group].to_numpy(dtype=object)
+    codes, texts = _texts(table[group])
+    blocks = np.array([*(text or nan for text in texts), nan], dtype=object)[codes]
     return with_blocks(dataset, blocks, group, f"{where}, column `{group}`")
 
 
@@ -229,9 +241,7 @@ def features_of(
     for k, (column, known) in enumerate(zip(columns, words, strict=True)):
         if known:
             codes, texts = _texts(frame[column])
-            position = {word: place for place, word in enumerate(known)} | dict.fromkeys(
-                MISSING, nan
-            )
+            position = {word: place for place, word in enumerate(known)} | {"": nan}
             x[:, k] = np.array([*(position.get(text, -1) for text in texts), nan])[codes]
             continue
         x[:, k], others = _numbers(frame[column], column, places)
@@ -265,13 +275,11 @@ def _frame(
             frame = _csv(path, texts)
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not in UTF-8 ({error}). Save it as CSV in UTF-8.") from error
-    except (ImportError, OSError, ValueError, LookupError, Warning) as error:
+    except (ImportError, OSError, ValueError, LookupError, csv.Error, Warning) as error:
         # pandas' ParserError is a ValueError that names the line, and zipfile's a KeyError
         why = str(error).strip()
         raise DataError(f"{where} cannot be read as a table ({why}). Correct it.") from error
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
-    if (is_empty := frame.isna().all(axis="columns")).any():
-        frame = frame[~is_empty]
     if frame.empty:
         raise DataError(f"{where} has no rows below its header. Add rows, or remove the file.")
     return frame
@@ -290,14 +298,20 @@ def _csv(path: Path, texts: Callable[[list[str]], Sequence[str | None]]) -> "pd.
         lines = file if named else chain([first], file)
         rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
         header = [name.strip() for name in next((row for row in rows if row), [])]
-    has_commas = separator != "," and DECIMAL_COMMA.search(path.read_bytes())
+    content = path.read_bytes() if separator != "," else b""
+    has_commas = DECIMAL_COMMA.search(content) is not None
+    if has_commas and (found_points := THOUSANDS.search(content)):
+        raise ValueError(
+            f"it has decimal commas, but also {found_points[1].decode()!r}, which may have a"
+            " separator of thousands"
+        )
     form: dict[str, Any] = {
         "sep": separator,
         "decimal": "," if has_commas else ".",
         "encoding": "utf-8-sig",
         "skiprows": 1 if named else 0,
         "skipinitialspace": True,
-        "na_values": MISSING,
+        "na_values": ["?"],
         "header": 0,
         "names": range(len(header)),
         "index_col": False,
@@ -315,8 +329,9 @@ def _csv(path: Path, texts: Callable[[list[str]], Sequence[str | None]]) -> "pd.
     if len(header) > 1 and found.iloc[:, -1].isna().any():  # pandas fills rows that are too short
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file, delimiter=separator, skipinitialspace=True)
+            next(rows)  # the names of the columns, or `sep=;`
             short = [rows.line_num for row in rows if 0 < len(row) < len(header)]
-        if short := short[1 if named else 0 :]:
+        if short:
             raise ValueError(f"line {short[0]} has fewer fields than the names of the columns")
     found.columns = pd.Index(header)
     return found
@@ -398,9 +413,14 @@ def _target(columns: Sequence[str], label: str | None) -> str | None:
 
 
 def _texts(column: "pd.Series[Any]") -> tuple[NDArray[np.int64], list[str]]:
-    """Return the different values of a column as texts, and the position [n] of each; -1: None."""
-    codes, found = column.factorize()
-    return codes, [str(value).strip() for value in found]
+    """Return the position [n] of each row's text, -1 for None, and the texts; "" is missing."""
+    try:
+        codes, found = column.factorize()
+    except (TypeError, NotImplementedError):  # lists, dicts
+        codes, found = column.astype(object).map(str, na_action="ignore").factorize()
+    values = found.astype(str) if found.dtype.kind == "M" else np.asarray(found)  # dates
+    texts = [str(value).strip() for value in values]
+    return codes, ["" if text.lower() in MISSING else text for text in texts]
 
 
 def _number(text: str) -> float | None:
@@ -416,7 +436,7 @@ def _classes(
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the names of the classes, and the class [n] of each row."""
     codes, texts = _texts(column)
-    lacking = np.array([*(text in MISSING for text in texts), True])
+    lacking = np.array([*(not text for text in texts), True])
     if lacking[codes].any():
         raise DataError(
             f"{places.of(int(np.flatnonzero(lacking[codes])[0]), target)} has no label. Remove the"
@@ -470,7 +490,7 @@ def _numbers(
         x = column.to_numpy(dtype=np.float64, na_value=nan)
     else:
         codes, texts = _texts(column)
-        values = [nan if text in MISSING else _number(text) for text in texts]
+        values = [_number(text) if text else nan for text in texts]
         words = sorted({text for text, value in zip(texts, values, strict=True) if value is None})
         if words:
             _check_words(codes, texts, values, name, places)
@@ -530,7 +550,11 @@ def _is_free(x: NDArray[np.float32], words: Sequence[str]) -> bool:
 def _notes(table: "pd.DataFrame", places: Places, key: str, *, has_group: bool) -> tuple[str, ...]:
     """Return notes on columns that number the rows, or say what several rows come from."""
     notes: tuple[str, ...] = ()
-    numbers = [column for column in table if table[column].dtype.kind in "iu"]
+    numbers = [
+        column
+        for column in table
+        if table[column].dtype.kind in "iu" and not table[column].isna().any()
+    ]
     found = [one for one in numbers if _numbers_rows(table[one].to_numpy(), places.ends, str(one))]
     if found:
         notes += (
@@ -543,7 +567,7 @@ def _notes(table: "pd.DataFrame", places: Places, key: str, *, has_group: bool) 
         for column in table
         if SOURCE.fullmatch(str(column))
         and table[column].dtype.kind != "f"
-        and FEW_SOURCES <= table[column].nunique() <= len(table) / 2
+        and FEW_SOURCES <= len(set(_texts(table[column])[1])) <= len(table) / 2
     ]
     if sources and not has_group:
         notes += (

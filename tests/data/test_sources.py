@@ -23,13 +23,16 @@ from flbench.data import (
     known_sets,
     npz_files,
     sources,
+    tables,
 )
 from flbench.data import (
     images as image_files,
 )
 from flbench.data.federation import build
+from flbench.data.folders import Folder
 from flbench.data.own import Data
 from flbench.data.partition_files import data_hash
+from flbench.data.tables import features_of
 from tests.support import config_of, write_npz
 
 
@@ -1281,3 +1284,79 @@ def test_files_of_other_formats_are_refused_by_name(tmp_path, name):
 
     with pytest.raises(DataError, match=name):
         load(tmp_path / name)
+
+
+def test_rows_of_a_table_to_predict_keep_their_places(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n,\n3,4\n,\n")
+
+    x = features_of(Folder(tmp_path / "x.csv"), "x.csv", ["b", "a"], [(), ()])
+
+    assert np.array_equal(x, [[2, 1], [np.nan] * 2, [4, 3], [np.nan] * 2], equal_nan=True)
+
+
+def test_empty_rows_between_others_have_no_label_and_those_at_the_end_are_left_out(tmp_path):
+    rows = [f"{k},{k % 2}" for k in range(20)]
+    (tmp_path / "end.csv").write_text("\n".join(["a,y", *rows, ",", ","]))
+    (tmp_path / "gap.csv").write_text("\n".join(["a,y", *rows[:3], ",", *rows[3:]]))
+
+    assert len(load(tmp_path / "end.csv").x) == 20
+    with pytest.raises(DataError, match="row 4 below the names"):
+        load(tmp_path / "gap.csv")
+
+
+def test_words_of_tables_are_those_of_csv_files():
+    days = pd.to_datetime(["2020-01-01", None, "2021-01-01"] * 6)
+    frame = pd.DataFrame(
+        {
+            "n": pd.array([3, None, 5] * 6, dtype="Int64"),
+            "w": ["NA ", "a", "b"] * 6,
+            "d": days,
+            "l": [[1], [2], None] * 6,
+            "y": np.array([0.1, 0.5, 0.5] * 6, dtype=np.float32),
+        }
+    )
+
+    data = tables.from_frames({"a": frame}, "the frame", "x")
+
+    assert data.words == ((), ("a", "b"), ("2020-01-01", "2021-01-01"), ("[1]", "[2]"))
+    assert data.classes == ("0.1", "0.5")
+    assert np.isnan(data.x[:3]).tolist() == [
+        [False, True, False, False],
+        [True, False, True, False],
+        [False, False, False, True],
+    ]
+
+
+def test_points_beside_decimal_commas_may_be_thousands(tmp_path):
+    rows = "".join(f"1.007;0,{k};{k % 2}\n" for k in range(20))
+    (tmp_path / "x.csv").write_text("a;b;y\n" + rows)
+
+    with pytest.raises(DataError, match=r"'1\.007'"):
+        load(tmp_path / "x.csv")
+
+
+def test_fields_that_are_too_large_are_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("a,y\n" + "0" * 200_000 + ",\n")
+
+    with pytest.raises(DataError, match=r"x\.csv"):
+        load(tmp_path / "x.csv")
+
+
+def test_postscript_is_no_image(tmp_path, monkeypatch):
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", None)  # fails if it is called
+
+    with pytest.raises(DataError, match="cannot identify"):
+        load(write_zip(tmp_path / "x.zip", {f"train/{c}/0.png": eps for c in "ab"}))
+
+
+def test_archives_are_unpacked_by_two_processes_at_once(tmp_path, monkeypatch):
+    path = write_zip(tmp_path / "x.zip", images())
+    rename = Path.rename
+
+    def late(self, target):
+        shutil.copytree(self, target)  # another process is faster
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    assert len(load(path).x)
