@@ -165,9 +165,9 @@ def number_classes(
 
 
 def _whole(y: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of Python's integers as an array of integers, and others as they are."""
+    """Return Python's integers as an array of integers if they fit, and others as they are."""
     is_whole = y.dtype.kind == "O" and y.size and {*map(type, y.reshape(-1).tolist())} == {int}
-    return y.astype(np.int64) if is_whole else y
+    return np.array(y.tolist()) if is_whole else y
 
 
 def _one_each(y: NDArray[Any], what: str) -> NDArray[Any]:

@@ -27,7 +27,9 @@ SHIFT: Final = TRIES + 3
 SHOTS: Final = TRIES + 4
 
 
-def chosen(partition: ClientParts, config: PartitionConfig, seed: int) -> list[int]:
+def chosen(
+    partition: ClientParts, dataset: Dataset, config: PartitionConfig, seed: int
+) -> list[int]:
     """Return the ascending numbers of the clients that join after the training.
 
     A share is rounded to the nearest number of clients, and to one at least.
@@ -38,19 +40,20 @@ def chosen(partition: ClientParts, config: PartitionConfig, seed: int) -> list[i
     wanted, clients = config.new_clients, partition.clients
     if isinstance(wanted, tuple):
         if unknown := [name for name in wanted if name not in partition.names]:
-            raise ConfigError(
-                f"`partition.new_clients` names the client `{unknown[0]}`, which the partition"
-                f" does not have.{did_you_mean(unknown[0], partition.names)}"
-            )
+            why = f"the partition does not have.{did_you_mean(unknown[0], partition.names)}"
+            if partition.names and unknown[0] in dataset.group_names:
+                why = f"is not one of the {clients} that were drawn. Raise partition.clients."
+            raise ConfigError(f"`partition.new_clients` names `{unknown[0]}`, which {why}")
         numbers = [k for k, name in enumerate(partition.names) if name in wanted]
     else:
         is_number = isinstance(wanted, int)
         count = wanted if is_number else max(1, int(np.floor((wanted or 0) * clients + 0.5)))
         numbers = sorted(generator(seed, "partition", CHOICE).permutation(clients)[:count].tolist())
     if len(numbers) >= clients:
+        shown = f"[{listed(wanted, 10)}]" if isinstance(wanted, tuple) else wanted
         raise ConfigError(
-            f"`partition.new_clients={wanted}` leaves none of the {clients} clients of the"
-            " partition to train. Lower it, or raise partition.clients."
+            f"`partition.new_clients={shown}` leaves none of the {clients} clients of the partition"
+            " to train. Take fewer, or raise partition.clients."
         )
     return numbers
 
@@ -67,7 +70,7 @@ def hold_out(
         ConfigError: No client is left that trains, or the new clients cannot get other samples.
     """
     seed = seed if config.seed is None else config.seed
-    new = chosen(partition, config, seed)
+    new = chosen(partition, dataset, config, seed)
     old, first = sorted({*range(partition.clients)} - {*new}), partition.clients - len(new)
     parts = {part: [partition.parts[part][k] for k in new] for part in PARTS}
     names = tuple(partition.names[k] for k in new) if partition.names else ()

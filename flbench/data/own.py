@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.core.user_code_errors import calling
-from flbench.data import images, loaders, npz_files, tables, tokens
+from flbench.data import images, loaders, npz_files, pixels, tables, tokens
 from flbench.data import labels as labels_of
 from flbench.data.batch_form import LABEL_NAMES, SAMPLE_NAMES
 from flbench.data.dataset import Dataset
@@ -182,10 +182,32 @@ class Data:
         >>> Data.from_clients(both).dataset.groups
         array([0, 0, 0, 1, 1])
         """
-        pairs = {str(name): (_array(x), _array(y)) for name, (x, y) in clients.items()}
+        if not isinstance(clients, Mapping) or not clients:
+            raise DataError("`data` must be a dict with a pair (samples, labels) for each client.")
+        pairs: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+        for key, pair in clients.items():
+            where = f"`data`, client `{shortened(str(key), 60)}`"
+            if str(key) in pairs or not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise DataError(f"{where} must be there once, with a pair (samples, labels).")
+            x, y = pairs[str(key)] = _array(pair[0], where), _array(pair[1], where)
+            shapes = [one.shape[1:] for one in next(iter(pairs.values()))]
+            is_complete = x.size and x.shape[:1] == y.shape[:1] != ()
+            if not is_complete or [x.shape[1:], y.shape[1:]] != shapes:
+                raise DataError(
+                    f"{where} has samples {list(x.shape)} and labels {list(y.shape)}. Give each"
+                    " client at least one sample, all of one shape, and one label for each."
+                )
         x, y = (np.concatenate(arrays) for arrays in zip(*pairs.values(), strict=True))
         owners = np.repeat([*pairs], [len(labels) for _, labels in pairs.values()])
         found = cls.from_arrays(x, y, clients=owners, **arguments)
+        if found.dataset.kind == "images":
+            known, *others = ((key, x.dtype, pixels.range_of(x)) for key, (x, _) in pairs.items())
+            for key, dtype, values in others:
+                if dtype.kind != known[1].kind or pixels.has_other_units(values, known[2]):
+                    raise DataError(
+                        f"`data`, client `{key}`: images are {dtype} in {list(values)}, those of"
+                        f" `{known[0]}` {known[1]} in {list(known[2])}. Bring all to one range."
+                    )
         return cls._of(found.dataset, by_client=True)
 
     @classmethod
@@ -238,7 +260,7 @@ class Data:
         frames = {"`data`": frame}
         if owners is not None:
             parts = {str(key): part for key, part in frame.groupby(np.array(owners))}
-            frames = {f"`data`, client `{shortened(key, 60)}`": parts[key] for key in parts}
+            frames = {f"`data`, client `{key}`": parts[key] for key in parts}
         names, called = tuple(map(str, drop)), _checked_name(name)
         dataset = tables.from_frames(frames, "`data`", called, label, names, group)
         if owners is None:

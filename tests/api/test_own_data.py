@@ -241,6 +241,49 @@ def test_data_that_come_by_client():
     assert fl.partition(found, "natural").names == ("north", "south")
 
 
+FLOATS, FOUR = X[:4] / 255, [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("key", "clients"),
+    [
+        ("client `a`", {"a": (X[:3], FOUR), "b": (X[:4], FOUR[:3])}),
+        ("client `b`", {"a": (X[:4], FOUR), "b": (X[:0], [])}),
+        ("client `b`", {"a": (X[:4], FOUR), "b": (X[:4, :2], FOUR)}),
+        ("client `b`", {"a": (X[:4], FOUR), "b": (X[:4], np.eye(4))}),
+        ("client `b`", {"a": (X[:4], FOUR), "b": (FLOATS, FOUR)}),
+        ("client `b`", {"a": (FLOATS, FOUR), "b": (255 * FLOATS, FOUR)}),
+        ("client `b`", {"a": (X[:4], FOUR), "b": X[:4]}),
+        ("client `b`", {"a": (X[:4], FOUR), "b": 5}),
+        ("client `b`", {"a": (X[:4], FOUR), "b": (5, 0)}),
+        ("client `1`", {1: (X[:4], FOUR), "1": (X[:4], FOUR)}),
+        ("dict", {}),
+        ("dict", [(X, Y)]),
+    ],
+)
+def test_clients_whose_samples_and_labels_do_not_fit_together_are_refused(key, clients):
+    with pytest.raises(fl.DataError, match=key):
+        fl.Data.from_clients(clients)
+
+
+def test_clients_may_have_columns_of_whole_numbers_and_other_ranges():
+    clients = {"a": ([[1, 2], [3, 4]], [0, 1]), "b": ([[0.5, 2e4], [1.5, 4e4]], [1, 0])}
+
+    assert fl.Data.from_clients(clients).dataset.groups.tolist() == [0, 0, 1, 1]
+
+
+def test_clients_of_a_frame_whose_long_names_begin_and_end_alike_are_kept():
+    names = [f"{'a' * 60}{k}{'z' * 60}" for k in range(3)]
+    frame = pd.DataFrame({"who": names * 4, "x": np.linspace(0, 1, 12), "y": [0, 1, 1] * 4})
+
+    found = fl.Data.from_frame(frame, client="who").dataset
+
+    assert (found.groups.tolist(), found.group_names) == ([0] * 4 + [1] * 4 + [2] * 4, tuple(names))
+    assert found.x[:, 0].tolist() == pytest.approx(
+        [*frame["x"][::3], *frame["x"][1::3], *frame["x"][2::3]]
+    )
+
+
 @pytest.mark.slow
 def test_import_path_is_written_and_checked(tmp_path, capsys):
     keys = (

@@ -105,6 +105,12 @@ def test_integers_in_an_array_of_objects_are_numbers():
     assert data.dataset.y[:2].tolist() == [0, 2]
 
 
+def test_integers_beyond_64_bits_are_names_of_classes():
+    data = fl.Data(X, [10**30, 1] * 6).dataset
+
+    assert (data.classes, data.y[:2].tolist()) == (("1", str(10**30)), [1, 0])
+
+
 def test_names_that_resemble_missing_values_are_names():
     data = fl.Data(X, ["none", "NA"] * 6, clients=["Nan", "nat"] * 6).dataset
 

@@ -64,6 +64,22 @@ def test_clients_are_held_out_by_their_names(dataset):
         build(dataset, DATA, PartitionConfig(new_clients=["a"]), seed=0)
 
 
+def test_names_of_natural_clients_that_are_not_drawn_are_told_from_unknown_ones(dataset):
+    named = replace(
+        dataset, groups=np.arange(len(dataset.y)) % 12, group_names=(*map(str, range(12)),)
+    )
+    drawn = make_partition(named, PartitionConfig(scheme="natural", clients=2), seed=0).names
+    other = next(name for name in named.group_names if name not in drawn)
+    for wanted, said in (
+        ([int(other)], rf"`{other}`.* drawn.*partition\.clients"),
+        (["12"], "`12`.*does not have"),
+        (drawn, rf"=\[{', '.join(sorted(drawn))}\]`.* Take fewer"),
+    ):
+        config = PartitionConfig(scheme="natural", clients=2, new_clients=wanted)
+        with pytest.raises(ConfigError, match=said):
+            build(named, DATA, config, seed=0)
+
+
 def test_choice_depends_on_the_seed_of_the_partition_alone(dataset):
     config = PartitionConfig(clients=10, new_clients=3, seed=4)
     first, second = (build(dataset, DATA, config, seed=seed).partition.hash() for seed in (0, 1))
