@@ -2,6 +2,8 @@ import ctypes
 import gc
 import logging
 import os
+import sys
+import warnings
 from collections import Counter
 from datetime import date
 from functools import cache
@@ -228,8 +230,13 @@ def pytest_runtest_teardown(item, nextitem):
     """After each file, give freed memory back, which runs keep for their next steps.
 
     See `engine/memory.py`. A test process would grow to 2.5 GB, of which it uses less than one.
+    Ray leaves files and sockets to the search for garbage, whose warnings would fail another test.
     """
     if nextitem is None or nextitem.path != item.path:
+        if "ray" in sys.modules:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
         if trim is not None:
             trim(0)
