@@ -189,6 +189,7 @@ class Data:
             where = f"`data`, client `{shortened(str(key), 60)}`"
             if str(key) in pairs or not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise DataError(f"{where} must be there once, with a pair (samples, labels).")
+            _check_order(pair[0], pair[1], f"{where}: `y`")
             x, y = pairs[str(key)] = _array(pair[0], where), _array(pair[1], where)
             shapes = [one.shape[1:] for one in next(iter(pairs.values()))]
             is_complete = x.size and x.shape[:1] == y.shape[:1] != ()
@@ -238,8 +239,11 @@ class Data:
             padding: Token id that fills up shorter sequences of a column of lists.
             name: Name of the data set in tables and folders.
         """
-        frame = frame.set_axis([str(column) for column in frame.columns], axis="columns")
-        label, client, group = (key if key is None else str(key) for key in (label, client, group))
+        # Names have no blanks around them, as in files, so that a model finds its columns there.
+        frame = frame.set_axis([str(column).strip() for column in frame.columns], axis="columns")
+        label, client, group = (
+            key if key is None else str(key).strip() for key in (label, client, group)
+        )
         if not frame.columns.is_unique:
             twice = frame.columns[frame.columns.duplicated()][0]
             raise DataError(f"`data` has two columns of the name `{twice}`. Rename one.")
@@ -261,7 +265,7 @@ class Data:
         if owners is not None:
             parts = {str(key): part for key, part in frame.groupby(np.array(owners))}
             frames = {f"`data`, client `{key}`": parts[key] for key in parts}
-        names, called = tuple(map(str, drop)), _checked_name(name)
+        names, called = tuple(str(one).strip() for one in drop), _checked_name(name)
         dataset = tables.from_frames(frames, "`data`", called, label, names, group)
         if owners is None:
             return cls._of(replace(dataset, groups=None, group_names=()))

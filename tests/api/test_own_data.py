@@ -272,6 +272,19 @@ def test_clients_may_have_columns_of_whole_numbers_and_other_ranges():
     assert fl.Data.from_clients(clients).dataset.groups.tolist() == [0, 0, 1, 1]
 
 
+def test_labels_of_a_client_in_another_order_than_its_samples_are_refused():
+    x, y = pd.DataFrame({"a": [1.0, 2.0, 3.0]}), pd.Series([0, 1, 1])
+
+    with pytest.raises(fl.DataError, match="north"):
+        fl.Data.from_clients({"south": (x, y), "north": (x, y[::-1])})
+
+
+def test_names_of_columns_have_no_blanks_around_them():
+    frame = pd.DataFrame({" a ": [1.0, 2.0] * 3, "b": [2.0, 1.0] * 3, 0: [0, 1] * 3})
+
+    assert fl.Data.from_frame(frame, label=0, drop=["b "]).dataset.columns == ("a",)
+
+
 def test_clients_of_a_frame_whose_long_names_begin_and_end_alike_are_kept():
     names = [f"{'a' * 60}{k}{'z' * 60}" for k in range(3)]
     frame = pd.DataFrame({"who": names * 4, "x": np.linspace(0, 1, 12), "y": [0, 1, 1] * 4})
