@@ -53,7 +53,7 @@ class DFedHP(Gossip):
     that of `topology` and `mixing` (`shared/topology.py`). A participation of 0.1 without a server
     is read as ten neighbours among 100 clients, all of which train. Neighbours at random are
     directed, so that only the rows of w sum to 1. k_v, k_phi and k_z count epochs; the abstract
-    says iterates (`unit`). All clients start with the same phi and z, because h is not linear: the
+    says iterates. All clients start with the same phi and z, because h is not linear: the
     mean of unrelated phi and z generates noise. BatchNorm statistics stay with the client (the
     paper's nets have GroupNorm), because averaged phi and z do not generate the averaged weights to
     which averaged statistics would belong.
@@ -72,30 +72,24 @@ class DFedHP(Gossip):
     class Config(GossipConfig):
         """Keys of DFedHP."""
 
-        private: Literal["head", "linear", "none"] = Field(
+        private: Literal["head", "linear"] = Field(
             "head",
-            description="what stays with the client instead of being generated: the head, all"
-            " linear layers (as in the paper), or nothing",
-        )
-        norm_personal: bool = Field(
-            False, description="normalization layers stay with the client too, instead of generated"
+            description="what stays with the client instead of being generated: the head, or all"
+            " linear layers (as in the paper)",
         )
         chunk: int = Field(
             9216, ge=1, description="number of weights that are generated from one embedding"
         )
         embedding: int = Field(128, ge=1, description="length of an embedding")
         hidden: int = Field(128, ge=1, description="number of units of the hidden layer")
-        unit: Literal["epochs", "steps"] = Field(
-            "epochs", description="unit of k_v, k_phi and k_z: epochs, or optimizer steps"
-        )
-        k_v: int = Field(1, ge=0, description="length of the training of the private part v")
+        k_v: int = Field(1, ge=0, description="epochs of the private part v")
         k_phi: int | None = Field(
             None,
             ge=1,
-            description="length of the training of the hypernetwork phi (default: what k_v and k_z"
-            " leave of the local epochs, 2 of 4, at least 1)",
+            description="epochs of the hypernetwork phi (default: what k_v and k_z leave of the"
+            " local epochs, 2 of 4, at least 1)",
         )
-        k_z: int = Field(1, ge=0, description="length of the training of the embeddings z")
+        k_z: int = Field(1, ge=0, description="epochs of the embeddings z")
         lr_v: float | None = Field(
             None, ge=0, description="learning rate of v (default: train.optimizer.lr)"
         )
@@ -128,12 +122,9 @@ class DFedHP(Gossip):
     def h(self) -> "Hypernetwork":
         """The function h, which makes theta of phi and z."""
         c, net = self.config, self.setting.net
-        v = frozenset[str]() if c.private == "none" else net.names("head")
+        v = net.names("head")
         if c.private == "linear":
             v |= net.names("linear")
-        norms = [layer for layer in net.layers if layer.kind in ("norm", "batchnorm")]
-        if c.norm_personal:
-            v |= {name for layer in norms for name in layer.leaves}
         theta = frozenset(net.parameters) - v
         return Hypernetwork(tensors_of(net, theta), c.chunk, c.embedding, c.hidden)
 
@@ -155,11 +146,10 @@ class DFedHP(Gossip):
 
     def steps(self) -> tuple[fl.Step, ...]:
         c, v, h = self.config, self.v, self.called()
-        k_v = c.k_v if v else 0
-        k_phi = c.k_phi or max(1, self.setting.train.local_epochs - k_v - c.k_z)
+        k_phi = c.k_phi or max(1, self.setting.train.local_epochs - c.k_v - c.k_z)
         steps: tuple[fl.Step, ...] = ()
-        if k_v:  # theta_i = h(phi_i, z_i) is written once, and v_i <- v_i - lr_v dL/dv_i
-            steps = (fl.Transform(h), self.training(v, k_v, c.lr_v))
+        if c.k_v:  # theta_i = h(phi_i, z_i) is written once, and v_i <- v_i - lr_v dL/dv_i
+            steps = (fl.Transform(h), self.training(v, c.k_v, c.lr_v))
         # phi_i <- phi_i - lr_phi dL/dphi_i; theta_i is generated in every step
         steps = (*steps, self.training(PHI, k_phi, c.lr_phi, weights=h))
         if c.k_z:  # z_i <- z_i - lr_z dL/dz_i; theta_i is generated in every step
@@ -169,26 +159,17 @@ class DFedHP(Gossip):
     def training(
         self,
         train: frozenset[str],
-        length: int,
+        epochs: int,
         lr: float | None,
         weight_decay: float | None = None,
         weights: Callable[[fl.Context], fl.Tree] | None = None,
     ) -> fl.Phase:
-        """Return a phase that trains some leaves; None takes the optimizer of `train.*`.
-
-        `length` is a number of epochs or steps, by the key `unit`; `weights` is `Phase.weights`.
-        """
+        """Return a phase that trains some leaves; None takes the optimizer of `train.*`."""
         given = {"lr": lr, "weight_decay": weight_decay}
         changed = {key: value for key, value in given.items() if value is not None}
         optimizer = self.setting.train.optimizer.model_copy(update=changed)
-        epochs, steps = (length, None) if self.config.unit == "epochs" else (None, length)
         return self.phase(
-            *self.terms(),
-            train=train,
-            epochs=epochs,
-            steps=steps,
-            optimizer=optimizer,
-            weights=weights,
+            *self.terms(), train=train, epochs=epochs, optimizer=optimizer, weights=weights
         )
 
     # Algorithm 1, exchange: phi_i <- sum_l w_il phi_l and z_i <- sum_l w_il z_l, the rule by which
@@ -206,7 +187,7 @@ class DFedHP(Gossip):
             unmet.append(
                 "the hypernetwork has nothing to generate: all parameters of the net (`model.name`)"
                 " stay with the client. Choose a deeper net, such as model.name=lenet5, or set"
-                " algorithm.private=head and algorithm.norm_personal=false."
+                " algorithm.private=head."
             )
         return unmet
 

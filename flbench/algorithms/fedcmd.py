@@ -9,7 +9,6 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.election import (
-    BallotConfig,
     LayerElection,
     layer_outputs,
     rounded,
@@ -52,7 +51,7 @@ class FedCmd(LayerElection):
     first participates in phase 2.
     """
 
-    class Config(BallotConfig):
+    class Config(fl.AlgorithmConfig):
         """Keys of FedCMD."""
 
         rho: float = Field(0.1, ge=0, le=1, description="share of the rounds that are phase 1")

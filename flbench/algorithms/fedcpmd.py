@@ -11,7 +11,6 @@ from torch import Tensor
 import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.election import (
-    BallotConfig,
     LayerElection,
     rounded,
     smallest,
@@ -61,7 +60,7 @@ class FedCpmd(LayerElection):
     for its personal layer. In phase 1 the classifier stays with the client, as section 5.2 says;
     line 13 of Algorithm 2 has the layer with most votes so far (`phase1_personal=majority`). The
     paper does not give the dimension of the Gaussians: each is over all entries of its tensor.
-    Candidates are linear layers, as in section 4.1; the text says all layers (`candidates=all`).
+    Candidates are linear layers, as in section 4.1; the text says all layers.
     Eq. 12 has the weights of section 6.2; eq. 5 weights by samples. Negative cosines count as 0 in
     eq. 13, because the paper says that Phi lies in [0, 1].
 
@@ -79,7 +78,7 @@ class FedCpmd(LayerElection):
     another statistic: all clients with what is deployed to them.
     """
 
-    class Config(BallotConfig):
+    class Config(fl.AlgorithmConfig):
         """Keys of FedCPMD."""
 
         # The vote
@@ -93,10 +92,6 @@ class FedCpmd(LayerElection):
             description="channels: inputs are scaled to [0, 1] by the smallest and largest value of"
             " each channel at the client, outputs by their own, and labels by the number of"
             " classes; raw: inputs, outputs and labels, the numbers of the classes, are unscaled",
-        )
-        coverage: bool = Field(
-            True,
-            description="towards the end of phase 1, clients that have not voted are drawn first",
         )
 
         # The two phases
@@ -192,7 +187,7 @@ class FedCpmd(LayerElection):
         waiting = ~state.server["votes"].any(dim=1)  # [N]
         left = self.voting_rounds - state.stage_round
         needed = ceil(int(waiting.sum()) / len(common))
-        if not self.config.coverage or not needed or left > needed:
+        if not needed or left > needed:
             return common
         # The rounds that are left are just enough for the clients without a vote.
         order = torch.from_numpy(draw.method_generator(0).permutation(len(waiting)))

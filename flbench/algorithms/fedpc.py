@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -24,7 +24,6 @@ TABLE = (PROTOTYPES, PRESENT)
 INTRA = "intra."  # prefix of theta^_j and P^_j, the means within groups
 
 VARIANCE, MOST_COMPONENTS = 0.9, 32  # of the principal components
-MOST_GROUPS = 10  # largest number of groups that groups=auto tries
 
 Points = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -76,9 +75,7 @@ class FedPc(fl.Algorithm):
     class Config(fl.UniformConfig):
         """Keys of FedPC."""
 
-        groups: Literal["auto"] | PositiveInt = Field(
-            5, description="number of groups J; auto: the best mean silhouette among 2 to 10"
-        )
+        groups: int = Field(5, ge=1, description="number of groups J")
         alpha: float = Field(0.5, ge=0, description="weight of cross entropy")
         gamma: float = Field(
             0.5, ge=0, description="weight of the distance to the group's prototypes"
@@ -117,8 +114,8 @@ class FedPc(fl.Algorithm):
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         heads, shared = self.split()
-        clients, groups = self.setting.clients, self.config.groups
-        count = min(clients, MOST_GROUPS if groups == "auto" else groups)
+        clients = self.setting.clients
+        count = min(clients, self.config.groups)
 
         net, classes = self.setting.net, self.setting.classes
         zeros = torch.zeros(classes, net.features, dtype=start[net.parameters[0]].dtype)
@@ -212,13 +209,12 @@ class FedPc(fl.Algorithm):
 # Set-up: the clients' groups, by principal components and k-means (scikit-learn).
 
 
-def group_clients(vectors: Tensor, groups: int | Literal["auto"], seed: int) -> tuple[Tensor, int]:
+def group_clients(vectors: Tensor, groups: int, seed: int) -> tuple[Tensor, int]:
     """Return the group c(i) of each client and the number of principal components q.
 
     Args:
         vectors: [K, C D] float64, the prototypes of each client.
-        groups: Number of groups J, or `auto` for the best mean silhouette among 2 to 10. There are
-            fewer groups if fewer clients differ.
+        groups: Number of groups J. There are fewer groups if fewer clients differ.
         seed: Seed of the run.
 
     Returns:
@@ -226,10 +222,7 @@ def group_clients(vectors: Tensor, groups: int | Literal["auto"], seed: int) -> 
     """
     points = principal_components(vectors)
     kmeans_seed = int(fl.generator(seed, "method").integers(2**32))
-    if groups == "auto":
-        labels = best_silhouette(points, kmeans_seed)
-    else:
-        labels = kmeans(points, groups, kmeans_seed)
+    labels = kmeans(points, groups, kmeans_seed)
     return torch.from_numpy(labels), points.shape[1]
 
 
@@ -264,26 +257,6 @@ def kmeans(points: Points, groups: int, seed: int) -> Labels:
     _, first, inverse = np.unique(found, return_index=True, return_inverse=True)
     labels: Labels = first.argsort().argsort()[inverse]
     return labels
-
-
-def best_silhouette(points: Points, seed: int) -> Labels:
-    """Return the k-means groups for the number of groups with the best mean silhouette, [K].
-
-    Of equal silhouettes the one with fewer groups wins. A silhouette needs at least two groups, and
-    a group of two members: for fewer than three points there is one group.
-
-    Args:
-        points: [K, q].
-        seed: Seed of k-means, in [0, 2^32).
-    """
-    from sklearn.metrics import silhouette_score
-
-    def score(labels: Labels) -> float:
-        return float(silhouette_score(points, labels)) if labels.any() else -1.0
-
-    counts = range(2, min(MOST_GROUPS, len(points) - 1) + 1)
-    one = np.zeros(len(points), dtype=np.int64)
-    return max((kmeans(points, count, seed) for count in counts), key=score, default=one)
 
 
 # Each round

@@ -71,10 +71,8 @@ class Hfcd(fl.Algorithm):
         tau=0.15, alpha=0.6, gamma=1.2 and lambda0=0.7.
         """
 
-        share: Literal["none", "body", "full"] = Field(
-            "none",
-            description="weights that the server averages in addition: none, all but the head, or"
-            " all",
+        share: Literal["none", "full"] = Field(
+            "none", description="weights that the server averages in addition: none, or all"
         )
         tau: float = Field(0.2, gt=0, description="temperature of the contrast L_cont")
         alpha: float = Field(
@@ -122,9 +120,7 @@ class Hfcd(fl.Algorithm):
     )
 
     def personal(self) -> frozenset[str]:
-        names = self.setting.net.names
-        kept = {"none": names("all"), "body": names("head"), "full": frozenset[str]()}
-        return kept[self.config.share]
+        return super().personal() if self.config.share == "full" else self.setting.net.names("all")
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)

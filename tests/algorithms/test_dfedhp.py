@@ -12,7 +12,7 @@ from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.experiment import rounds
 from flbench.testing import after
 from tests.algorithms.plain import generated
-from tests.support import build, run, summary_of_run
+from tests.support import build, summary_of_run
 
 METHOD, LENET, GROUP = "algorithm=dfedhp", "model.name=lenet5", "model.norm=group"
 DOUBLE, FOUR = "engine.precision=64-true", "train.local_epochs=4"
@@ -126,7 +126,6 @@ def test_phases_have_the_epochs_rates_and_decay_of_their_keys():
     assert [k for k, *_ in told("train.local_epochs=1")] == [1, 1, 1]
     keys = ("algorithm.k_v=4", "algorithm.k_phi=5", "algorithm.k_z=6")
     assert [k for k, *_ in told(*keys)] == [4, 5, 6]
-    assert [k[:2] for k in told(*keys, "algorithm.unit=steps")] == [(None, 4), (None, 5), (None, 6)]
     rates = ("algorithm.lr_v=1", "algorithm.lr_phi=2", "algorithm.lr_z=3")
     assert [lr for _, _, lr, _ in told(*rates)] == [1, 2, 3]
     assert told("algorithm.weight_decay_z=0.2")[2][3] == 0.2
@@ -162,9 +161,7 @@ def test_what_is_private_is_neither_generated_nor_sent():
 
     convolutions, norms, linear = {"conv1", "conv2"}, {"norm1", "norm2"}, {"fc1", "fc2"}
     assert generated() == convolutions | norms | linear
-    assert generated("algorithm.norm_personal=true") == convolutions | linear
     assert generated("algorithm.private=linear") == convolutions | norms
-    assert generated("algorithm.private=none") == convolutions | norms | linear | {"head"}
 
 
 def test_head_is_the_only_linear_layer_of_the_papers_net():
@@ -176,15 +173,6 @@ def test_head_is_the_only_linear_layer_of_the_papers_net():
 
     assert head.h == linear.h
     assert head.split() == linear.split()
-
-
-@pytest.mark.slow
-def test_where_everything_is_generated_the_mean_of_phi_and_z_is_evaluated_as_gm(tmp_path):
-    keys = ("algorithm.private=none", "train.rounds=1", *SMALL, LENET, GROUP)
-
-    path, _ = run(tmp_path, METHOD, *keys)
-
-    assert "common,gm,accuracy" in (path / "metrics.csv").read_text()
 
 
 @pytest.mark.one_of("policy")
@@ -204,4 +192,3 @@ def test_more_epochs_than_other_methods_train_are_noted():
 
     assert any(text in note for note in build(METHOD).notes)
     assert not any("epochs in all" in note for note in build(METHOD, FOUR).notes)
-    assert not any("in all" in n for n in build(METHOD, "algorithm.unit=steps").notes)

@@ -231,15 +231,3 @@ def test_bytes_of_both_phases_are_those_of_the_table():
     assert costs[0] == (0, w + 4)
     assert costs[1] == (w + behind, w)  # phase 1's model, then the mixed layers
     assert costs[2] == (w - 4 * sizes["fc1"], w)
-
-
-@pytest.mark.slow
-def test_convolutions_are_candidates_with_candidates_all():
-    built = build(*KEYS, "algorithm.candidates=all", "train.participation=1")
-    start = built.start()
-
-    state = after(built, 3)
-
-    assert int(state.server["votes"].sum()) == 5
-    assert len(state.server["votes"]) == 5
-    assert "backbone.norm1.weight" in start.clients

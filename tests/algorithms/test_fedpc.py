@@ -108,15 +108,6 @@ def test_more_groups_than_clients_make_each_client_a_group():
     assert state.server[TABLE[1]].any(dim=1).all()
 
 
-def test_number_of_groups_by_silhouette():
-    state = after(build("algorithm=fedpc", "algorithm.groups=auto"), 1)
-
-    found = len(state.server["groups"].unique())
-    assert 2 <= found <= 4
-    seen = state.server[f"intra.{TABLE[1]}"].any(dim=1)
-    assert seen.tolist() == [j < found for j in range(5)]
-
-
 # The server's formulas
 
 

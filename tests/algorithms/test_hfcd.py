@@ -163,7 +163,7 @@ def test_schedules_start_with_cross_entropy_alone():
     assert later["beta_lambda"] == pytest.approx(later["beta"] * later["lambda"])
 
 
-OPTIONS = ["share=body", "distillation=ordinary", "tau=0.5", "alpha=0.95", "gamma=3", "lambda0=2"]
+OPTIONS = ["share=full", "distillation=ordinary", "tau=0.5", "alpha=0.95", "gamma=3", "lambda0=2"]
 """Those that tests/algorithms/test_hfcd_loops.py does not compare with loops."""
 
 

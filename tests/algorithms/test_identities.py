@@ -206,9 +206,9 @@ def test_hfcd_sends_a_similarity_for_each_pair_of_held_classes(tmp_path):
     assert down == 4 * 10 * d + 10 + 4 * 100
 
 
-def test_hfcd_that_shares_its_body_pays_for_it(tmp_path):
+def test_hfcd_that_shares_its_weights_pays_for_them(tmp_path):
     up, _ = traffic(tmp_path, "algorithm=hfcd")
-    with_body, _ = traffic(tmp_path, "algorithm=hfcd", "algorithm.share=body")
+    with_net, _ = traffic(tmp_path, "algorithm=hfcd", "algorithm.share=full")
 
-    body = 64 * 128 + 128 + 128 * 64 + 64
-    assert with_body - up == pytest.approx(4 * body)
+    net = 64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10
+    assert with_net - up == pytest.approx(4 * net)

@@ -5,27 +5,15 @@ personal.
 """
 
 from math import floor
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm
-from flbench.config.schema import AlgorithmConfig
 from flbench.core.types import Context, Stage, State
 from flbench.models.base import LayerSpec
 
 EQUAL_SCORES = 1e-9  # scores this close are equal, so that no rounding error decides a vote
-
-
-class BallotConfig(AlgorithmConfig):
-    """Keys of methods in which clients vote for a layer."""
-
-    candidates: Literal["linear", "all"] = Field(
-        "linear",
-        description="layers that clients vote for: the linear layers behind the last convolution,"
-        " or all convolutions and linear layers",
-    )
 
 
 class LayerElection(Algorithm):
@@ -34,21 +22,19 @@ class LayerElection(Algorithm):
     A subclass sets `second` and defines `voting_rounds`.
     """
 
-    config: BallotConfig
     second: ClassVar[str]
     """Name of the stage of the second phase."""
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
-        """The L candidate layers in the order of the forward pass; the classifier is the last."""
+        """The L candidate layers, in the order of the forward pass.
+
+        They are the linear layers behind the last convolution; the last of them is the classifier.
+        """
         layers = self.setting.net.layers
-        kinds = {"linear"}
-        if self.config.candidates == "all":
-            kinds = {"conv", "linear"}
-        else:
-            convolutions = [k for k, layer in enumerate(layers) if layer.kind == "conv"]
-            layers = layers[max(convolutions, default=-1) + 1 :]
-        return tuple(layer for layer in layers if layer.kind in kinds)
+        convolutions = [k for k, layer in enumerate(layers) if layer.kind == "conv"]
+        behind = layers[max(convolutions, default=-1) + 1 :]
+        return tuple(layer for layer in behind if layer.kind == "linear")
 
     @property
     def voting_rounds(self) -> int:
@@ -61,9 +47,9 @@ class LayerElection(Algorithm):
             return super().requires()
         return [
             f"{self.name} needs at least two layers to choose from, of which the last one is the"
-            f" head of the net; `model.name` has {len(layers)} (by default, the linear layers"
-            " behind the last convolution). Choose a net with more of them, such as"
-            " model.name=lenet5, cnn, vgg11 or mlp, or set algorithm.candidates=all."
+            f" head of the net; `model.name` has {len(layers)} linear layers behind the last"
+            " convolution. Choose a net with more of them, such as model.name=lenet5, cnn, vgg11"
+            " or mlp."
         ]
 
     def stages(self) -> tuple[Stage, ...]:
