@@ -64,8 +64,9 @@ wanted digests && for precision in 32-true 32-true tf32 bf16-mixed 16-mixed; do
   done
 done
 
-# LeNet-5, 100 clients, all in: steps per second beside a bare loop, with shares of arithmetic and bandwidth.
-wanted bench && record "bench lenet5" 240 bench fedavg --json --repeats "${REPEATS:-3}" --rounds 2 --out "$out/bench-lenet5" "engine.device=$device" "${net[@]}"
+# LeNet-5, 100 clients, all in: seconds of a step beside a bare loop, and memory.
+wanted bench && "$python" "$here/benchmarks/record.py" "$out/gpu.jsonl" "bench lenet5" 240 \
+  "$python" "$here/benchmarks/speed.py" fedavg --repeats "${REPEATS:-3}" "engine.device=$device" "${net[@]}"
 wanted blocks && for block in $blocks; do
   record "memory of block $block" 120 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=vectorized engine.block=$block evaluation.every=2
 done

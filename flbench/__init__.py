@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from flbench.algorithms import *  # noqa: F403
     from flbench.api.ablating import ablate
     from flbench.api.comparing import compare
-    from flbench.api.diff import Diff, diff
     from flbench.api.federating import federate
     from flbench.api.loading import load, runs
     from flbench.api.methods import Method, method, methods
@@ -68,7 +67,6 @@ if TYPE_CHECKING:
 _PLACES: Final = {
     "flbench.api.ablating": ("ablate",),
     "flbench.api.comparing": ("compare",),
-    "flbench.api.diff": ("Diff", "diff"),
     "flbench.api.federating": ("federate",),
     "flbench.api.loading": ("load", "runs"),
     "flbench.api.methods": ("Method", "method", "methods"),
@@ -97,7 +95,6 @@ __all__ = [
     "ConfigError",
     "Data",
     "DataError",
-    "Diff",
     "Dirichlet",
     "EarlyStopping",
     "ExtendedDirichlet",
@@ -118,7 +115,6 @@ __all__ = [
     "__version__",
     "ablate",
     "compare",
-    "diff",
     "federate",
     "load",
     "method",

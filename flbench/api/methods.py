@@ -8,7 +8,6 @@ import pandas as pd
 import torch
 
 from flbench.algorithms import ALGORITHMS, Setting, catalogue
-from flbench.api import html
 from flbench.config.key_types import type_name
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides, from_values
@@ -18,11 +17,7 @@ from flbench.tuning import deployments, library
 from flbench.tuning.axes import axes_of
 
 PAPER: Final = ("title", "authors", "venue", "doi")
-TRAVELS: Final = {
-    "down": "server to client",
-    "up": "client to server",
-    "keeps": "kept by the client",
-}
+TRAVELS: Final = ("down", "up", "keeps")
 
 
 def methods() -> pd.DataFrame:
@@ -72,25 +67,6 @@ class Method:
     def __repr__(self) -> str:
         names = ", ".join(self.keys["key"])
         return f"<Method {self.name}: {self.paper['title']} ({self.paper['venue']}); keys: {names}>"
-
-    def _repr_html_(self) -> str:
-        doi = f", doi {self.paper['doi']}" if self.paper["doi"] else ""
-        source = f"{self.paper['authors']}: {self.paper['title']}. {self.paper['venue']}{doi}."
-        facts = {label: self.travels[key] for key, label in TRAVELS.items()}
-        facts["deployments"] = ", ".join(self.deployments)
-        if self.needs:
-            facts["needs"] = "; ".join(self.needs)
-        keys = self.keys.assign(default=list(map(catalogue.as_yaml, self.keys["default"])))
-        pieces = [html.heading("Keys of `algorithm`"), html.table(keys, most=100, texts=True)]
-        if self.space is not None:
-            pieces += [html.heading("Search space"), html.table(self.space, most=100, texts=True)]
-        return html.card(
-            self.name,
-            f"<p>{html.text(source)}</p>",
-            html.prose(self.about),
-            html.facts(facts),
-            *pieces,
-        )
 
 
 def method(name: str | type) -> Method:

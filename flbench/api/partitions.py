@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.api import html
 from flbench.calls import arguments, parts
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
@@ -369,23 +368,6 @@ class Partition:
         return (
             f"<Partition of {self.dataset}: {self.clients} clients,{classes}"
             f" {sizes.min()} to {sizes.max()} training samples>"
-        )
-
-    def _repr_html_(self) -> str:
-        sizes = self.sizes
-        facts = {
-            "data set": self.dataset,
-            "scheme": str(self.config.get("scheme", "-")),
-            "clients": str(self.clients),
-            "training samples of a client": f"{sizes['train'].min()} to {sizes['train'].max()}",
-            "hash": self.hash[:12],
-        }
-        if self._has_classes:
-            of_clients = f"{sizes['classes'].min()} to {sizes['classes'].max()}"
-            facts |= {"classes": str(len(self.classes)), "classes of a client": of_clients}
-        shown = sizes if self._has_classes else sizes.drop(columns="classes")
-        return html.card(
-            "Partition", html.facts(facts), html.notes(self.notes), html.table(shown, most=10)
         )
 
 

@@ -112,12 +112,6 @@ def with_options_of(
     return add
 
 
-def key_of(option: str) -> str | None:
-    """Return the key that an option such as `--rounds` stands for; None for another option."""
-    alias = ALIASES.get(option.removeprefix("--"))
-    return None if alias is None else alias.key
-
-
 def origins(aliases: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return (option, key, text of the value) of the short forms that the user gave.
 

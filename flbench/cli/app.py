@@ -5,7 +5,6 @@ not wait for PyTorch.
 """
 
 import os
-import re
 import select
 import signal
 import sys
@@ -56,10 +55,7 @@ class CommandGroup(TyperGroup):
                 ) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the user named, and check its options.
-
-        Options with a dot in their name, such as `--train.rounds 10`, become overrides.
-        """
+        """Find the command that the user named, and check its options."""
         if ctx.resilient_parsing:  # a shell completes a command that is not written to its end
             return super().resolve_command(ctx, args)
         if args and args[0] not in self.commands:
@@ -67,7 +63,6 @@ class CommandGroup(TyperGroup):
             raise UserError(suggestions.for_command(word, args[1:], list(self.commands)))
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
-            rest = _with_dotted_options(rest)
             self._check_options(command, ctx, rest)
         return name, command, rest
 
@@ -93,7 +88,6 @@ class CommandGroup(TyperGroup):
             elsewhere = [name for name, other in self.commands.items() if option in _options(other)]
             sentence = suggestions.for_option(
                 option,
-                arguments,
                 _options(command),
                 takes_keys=any("key=value" in str(one.metavar) for one in command.params),
                 elsewhere=elsewhere,
@@ -124,31 +118,6 @@ def _unknown_option(error: Exception) -> str | None:
 def _options(command: Any) -> list[str]:
     """Return the options of a command, such as `--rounds`."""
     return [name for one in command.params for name in one.opts if name.startswith("--")]
-
-
-def _with_dotted_options(arguments: list[str]) -> list[str]:
-    """Return arguments in which options with a dot in their name are overrides.
-
-    Raises:
-        UserError: Such an option has no value.
-
-    >>> _with_dotted_options(["--train.rounds", "10", "--engine.name=ray", "--json"])
-    ['train.rounds=10', 'engine.name=ray', '--json']
-    """
-    found: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        key, sign, _ = argument.removeprefix("--").partition("=")
-        if not argument.startswith("--") or not re.fullmatch(r"[\w-]+(\.[\w-]+)+", key):
-            found.append(argument)
-        elif sign:
-            found.append(argument.removeprefix("--"))
-        else:
-            value = next(rest, None)
-            if value is None or value.startswith("--") or "=" in value:
-                raise UserError(f"--{key} has no value. Write {key}=VALUE.")
-            found.append(f"{key}={value}")
-    return found
 
 
 @contextmanager
@@ -372,14 +341,15 @@ def run(
     with _importing():
         from flbench.cli import layers
         from flbench.cli import run as command
+        from flbench.cli import words as naming
 
-    methods, origin, overrides = layers.methods(words, _joined(algo))
+    methods, overrides = naming.methods(words, algo or [])
     config = asked["config"]
-    given = layers.CommandLine(overrides, aliases, config, out, methods, origin)
+    given = layers.CommandLine(overrides, aliases, config, out, methods)
     if resume is not None:
         command.refuse_with_resume(
             {
-                " ".join(methods) if origin == layers.WORDS else "--algo": methods,
+                "a method": methods,
                 "--config": config,
                 "--out": out,
                 "--dry-run": dry_run,
@@ -507,14 +477,6 @@ def show(
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.", show_default=False)
 ]
-
-
-@app.command(no_args_is_help=True)
-def diff(first: RunFolder, second: RunFolder, *, as_json: AsJson = False) -> None:
-    """Print what differs between two runs: configuration, metrics, versions and hardware."""
-    from flbench.cli import diff as command
-
-    command.diff(first, second, as_json=as_json)
 
 
 @app.command(no_args_is_help=True)
@@ -649,64 +611,6 @@ def predict(
         from flbench.cli import models as command
 
     command.predict(path, inputs, out, asked, is_global=is_global, as_json=as_json)
-
-
-@app.command()
-@with_aliases(*DATA, "model", "participation", "device")
-def bench(
-    method_and_overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[METHOD] [key=value ...]",
-            help="A method (default fedavg), and overrides.",
-            show_default=False,
-            autocompletion=lambda incomplete: completion.words(incomplete),
-        ),
-    ] = None,
-    *,
-    config: ConfigFile = None,
-    run_code: RunCode = False,
-    engines: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--engines",
-            metavar="NAME[,NAME ...]",
-            help="Engines to measure (default sequential,vectorized). Can be given several times.",
-            show_default=False,
-        ),
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", metavar="N", min=1, help="Rounds to measure.")
-    ] = 5,
-    rounds: Annotated[
-        int,
-        typer.Option(
-            "--rounds",
-            metavar="N",
-            min=0,
-            help="Rounds of a complete run to measure; 0 measures no such run.",
-        ),
-    ] = 5,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder for bench.json and bench.html.")
-    ] = Path("bench"),
-    as_json: AsJson = False,
-    aliases: dict[str, str],
-) -> None:
-    """Measure the speed of engines beside a bare PyTorch loop over the same batches."""
-    with _importing():
-        from flbench.cli import bench as command
-
-    command.bench(
-        (_joined(engines) or "sequential,vectorized").split(","),
-        method_and_overrides or [],
-        aliases=aliases,
-        config=config,
-        repeats=repeats,
-        rounds=rounds,
-        out=out,
-        as_json=as_json,
-    )
 
 
 @app.command()
@@ -936,7 +840,7 @@ def tune(
 
     command.called(
         methods_and_overrides or [],
-        _joined(algo),
+        algo or [],
         aliases,
         {name: value for name, value in asked.items() if value is not None},
         resume=resume,

@@ -8,7 +8,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from flbench.api.caller import Caller
-from flbench.cli import console, layers
+from flbench.cli import console, words
 from flbench.cli.layers import CommandLine
 from flbench.cli.report import print_report
 from flbench.core.errors import RunError, UserError
@@ -37,11 +37,10 @@ def called(
         RunError: Cells failed.
     """
     one = SimpleNamespace(**options)
-    algo = None if one.algo is None else ",".join(one.algo)
-    methods, origin, overrides = layers.methods(one.methods_and_overrides or [], algo)
+    methods, overrides = words.methods(one.methods_and_overrides or [], one.algo or [])
     if one.address is not None:
         overrides = [*overrides, f"engine.address={one.address}"]
-    given = CommandLine(overrides, one.aliases, one.config, None, methods, origin)
+    given = CommandLine(overrides, one.aliases, one.config, None, methods)
     if one.resume is None:
         compare(
             given,

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
-from flbench.cli import console, words
+from flbench.cli import console
 from flbench.core import files
 from flbench.core.errors import UserError
 from flbench.core.registry import ALGORITHMS
@@ -25,8 +25,6 @@ FILES: Final = {
     "README.md": "README.md.txt",
 }
 """Files of the package, and the template of each; None for an empty file."""
-LONGEST: Final = 24
-"""Characters of a name; longer ones would not fit into the lines of the templates."""
 
 
 def new_method(name: str, folder: Path | None, *, as_json: bool) -> None:
@@ -67,15 +65,9 @@ def _class_of(name: str) -> str:
         UserError: The name cannot be that of a new method.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        alike = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_").lstrip("0123456789_")
-        hint = f" Did you mean `{alike[:LONGEST]}`?" if alike else ""
         raise UserError(
             f"`{name}`: the name of a method has lower-case letters, digits and underscores,"
-            f" and begins with a letter.{hint}"
-        )
-    if len(name) > LONGEST:
-        raise UserError(
-            f"`{name}`: the name has {len(name)} characters. Choose one of at most {LONGEST}."
+            " and begins with a letter."
         )
     class_name = "".join(part.capitalize() for part in name.split("_"))
     if keyword.iskeyword(name) or keyword.iskeyword(class_name):
@@ -84,10 +76,6 @@ def _class_of(name: str) -> str:
         raise UserError(
             f"`{name}`: there is a method of this name, which `flbench algos {name}` describes."
             " Choose another name."
-        )
-    if words.is_key(name):
-        raise UserError(
-            f"`{name}`: this is a section or a key of the configuration. Choose another name."
         )
     return class_name
 

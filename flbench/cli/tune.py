@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flbench.api.caller import Caller
-from flbench.cli import console, layers
+from flbench.cli import console
+from flbench.cli import words as naming
 from flbench.cli.layers import CommandLine
 from flbench.cli.show import show
 from flbench.core.errors import RunError, UserError
@@ -28,7 +29,7 @@ def refuse_with_resume(options: Mapping[str, object], words: Sequence[str]) -> N
 
 def called(
     words: Sequence[str],
-    algo: str | None,
+    algo: Sequence[str],
     aliases: Mapping[str, str],
     asked: dict[str, Any],
     *,
@@ -40,7 +41,7 @@ def called(
 
     Args:
         words: Methods and overrides.
-        algo: Value of `--algo`.
+        algo: Values of `--algo`.
         aliases: Texts of the short forms that the user gave, by the name of the option.
         asked: The given arguments of `flbench.api.tuning.tune`.
         resume: Folder of the study to resume; None to begin one.
@@ -51,17 +52,17 @@ def called(
         UserError: The study cannot be carried out or resumed.
         RunError: No trial of a method has a score.
     """
-    methods, origin, overrides = layers.methods(words, algo)
+    methods, overrides = naming.methods(words, algo)
     from flbench.api import tuning
 
     if resume is None:
         config = asked.pop("config", None)
-        given = CommandLine(overrides, aliases, config, None, methods, origin)
+        given = CommandLine(overrides, aliases, config, None, methods)
         tune(given, options=tuning.fields(asked), dry_run=dry_run, as_json=as_json)
         return
     kept = {name: value for name, value in asked.items() if name not in tuning.RESOURCES}
     refuse_with_resume(
-        {"algo": algo, **aliases, **kept, "dry-run": True if dry_run else None}, words
+        {"algo": algo or None, **aliases, **kept, "dry-run": True if dry_run else None}, words
     )
     changed = {name: value for name, value in asked.items() if name in tuning.RESOURCES}
     _finish(tuning.carry_on(resume, tuning.fields(changed), caller=Caller()), as_json=as_json)

@@ -84,7 +84,6 @@ def test_help_lists_every_short_form_with_its_key(flbench):
         ("fedprox,fedavg",),
         ("fedprox,", "fedavg"),
         ("--algo", "fedprox", "--algo", "fedavg"),
-        ("fedprox", "fedavg", "--algo", "fedavg,fedprox"),
     ],
     ids=" ".join,
 )
@@ -119,16 +118,12 @@ def test_short_form_drops_no_key_that_stands_beside_it(printed, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("train.rounds", "=", "7"),
-        ("train.rounds=", "7"),
-        ("train.rounds", "=7"),
-        ("--train.rounds", "7"),
-        ("--train.rounds=7",),
+        ("train.rounds=7",),
         ("--rounds", "7", "train.rounds=7"),
     ],
     ids=" ".join,
 )
-def test_other_spellings_of_an_override(printed, arguments):
+def test_an_option_may_repeat_an_override(printed, arguments):
     assert printed("local", *arguments)[0]["config"]["train"]["rounds"] == 7
 
 
@@ -137,6 +132,9 @@ WRONG = [
     "run --zzz 3",
     "run --trials 3",
     "run fedprx",
+    "run --train.rounds 7",
+    "run train.rounds = 7",
+    "run fedprox --algo fedprox",
     "run mnist",
     "run x.npz",
     "run train.rounds:10",

@@ -34,7 +34,6 @@ COMMANDS = (
     ["tune", "fedavg"],
     ["algos"],
     ["data", "digits"],
-    ["bench"],
     ["reproduce"],
     ["new-method", "mine"],
     ["export", ".", "--client", "0"],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flbench.algorithms import ALGORITHMS
-from flbench.cli import app, new_method
+from flbench.cli import app
 from flbench.testing import SMALL, summary_of
 from flbench.tuning import library
 from tests.forks import completed
@@ -45,7 +45,7 @@ def inside(package, monkeypatch):
 
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
-@pytest.mark.parametrize("name", ["a", "my_idea", "a" * new_method.LONGEST])
+@pytest.mark.parametrize("name", ["a", "my_idea", "a" * 24])
 def test_what_is_written_is_clean(name, command, here):
     assert app.main(["new-method", name]) == 0
 
@@ -124,14 +124,12 @@ def test_readme_has_commands_and_files_that_exist(package):
     ("name", "said"),
     [
         ("fedavg", "flbench algos fedavg"),
-        ("My-Idea", "Did you mean `my_idea`"),
-        ("2nd", "Did you mean `nd`"),
-        ("../up", "Did you mean `up`"),
+        ("My-Idea", "lower-case letters"),
+        ("2nd", "lower-case letters"),
+        ("../up", "lower-case letters"),
         ("é", "lower-case letters"),
         ("import", "word of Python"),
         ("none", "word of Python"),
-        ("train", "key of the configuration"),
-        ("a" * (new_method.LONGEST + 1), "at most 24"),
     ],
 )
 def test_names_that_cannot_be_used_are_errors(name, said, here, capsys):

@@ -59,7 +59,6 @@ folders = [*runs, "comparison", "study"]
 pickled = [path for path in folders if path.startswith("pickled")]
 named = [path for path in folders if path not in pickled]
 for command in (
-    ["diff", *named[:2]],
     ["pack", *named, "--out", "all.tar.xz"],
     ["show", *named, "all.tar.xz", "--json"],
     ["report", *named, "all.tar.xz", "--force"],

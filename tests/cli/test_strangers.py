@@ -125,7 +125,6 @@ def test_all_commands_that_build_ask(evil, finished, tmp_path, capsys):
         ["run", "--print-config", "--config", config],
         ["run", "--dry-run", "--config", config],
         ["data", "--config", config],
-        ["bench", "--config", config],
         ["compare", "fedavg", "ft", "--config", config],
         ["tune", "fedavg", "--config", config],
     ):

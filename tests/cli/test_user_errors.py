@@ -59,7 +59,7 @@ WRONG = {
     "no sign": (["train.rounds"], "key=value"),
     "no key": (["=3"], "key=value"),
     "unknown option": (["--round", "3"], "No such option"),
-    "one of two methods unknown": (["--algo", "fedavg,nope"], "there is no method"),
+    "one of two methods unknown": (["--algo", "fedavg,nope"], "`nope` is neither a method"),
     # data and partitions that do not fit
     "more clients than samples": (["partition.clients=5000"], "Lower one of the two"),
     "more classes per client than exist": (

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from flbench.cli import layers, words
+from flbench.cli import words
 from flbench.core.errors import UserError
 from flbench.core.registry import ALGORITHMS
 
@@ -41,7 +41,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("word", ["typed_method:Typed", "typed_method.py:Typed", "fedavg"])
 @pytest.mark.usefixtures("here")
 def test_a_method_is_named_by_its_name_path_or_file(word):
-    assert words.method(word) == ("fedavg" if word == "fedavg" else "typed")
+    assert words.methods([word], [])[0] == ("fedavg" if word == "fedavg" else "typed",)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_a_method_is_named_by_its_name_path_or_file(word):
 @pytest.mark.usefixtures("here")
 def test_a_word_that_is_no_method_is_refused_with_a_cure(word, cure):
     with pytest.raises(UserError, match=cure):
-        words.method(word)
+        words.methods([word], [])
 
 
 @pytest.mark.usefixtures("here")
 def test_the_folder_of_a_method_may_have_blanks():
-    found = layers.methods(["of mine/blank_method.py:Typed,fedper", "fedavg ,", "ditto"], None)
+    found = words.methods(["of mine/blank_method.py:Typed,fedper", "fedavg ,", "ditto"], [])
 
     assert found[0] == ("typed", "fedper", "fedavg", "ditto")

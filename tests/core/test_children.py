@@ -8,10 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import flbench
-from flbench.bench import measure
 from flbench.config.schema import TrackingConfig
 from flbench.tracking import mirror, mlflow_ui
-from tests.support import SMALL, config_of
 
 ATTACK = "import pathlib; pathlib.Path({place!r}).touch()\n"
 PROBE = "import argparse, colorsys, json, uuid, wave\n"
@@ -45,17 +43,13 @@ def start_mirror(tmp_path):
     return mirror.start(tmp_path / "run", TrackingConfig(uri=f"sqlite:///{tmp_path}/x.db"))
 
 
-def start_bench(tmp_path):
-    return measure.compare([config_of(*SMALL)], repeats=1, run_rounds=0)
-
-
 def start_server(tmp_path):
     return mlflow_ui._start_server(f"sqlite:///{tmp_path}/x.db", 1)
 
 
 @pytest.mark.parametrize(
     ("start", "module"),
-    [(start_mirror, mirror), (start_bench, measure), (start_server, mlflow_ui)],
+    [(start_mirror, mirror), (start_server, mlflow_ui)],
 )
 def test_child_does_not_import_from_the_current_folder(start, module, place, tmp_path, monkeypatch):
     """The command that flbench starts, with a harmless module instead of its own."""

@@ -248,12 +248,10 @@ def reported(paths, out, pictures):
 
 
 def shown(*runs):
-    """Make the pages of runs and of their difference."""
+    """Make the pages of runs."""
     for one in runs:
         with suppress(UserError):
             check_page(fl.load(one)._repr_html_())
-    with suppress(UserError):
-        check_page(fl.diff(runs[0], runs[-1])._repr_html_())
     with suppress(UserError):
         fl.runs(runs)
 
@@ -286,7 +284,6 @@ def test_commands_read_mutated_folders(intact, tmp_path, capsys, module, monkeyp
             called(capsys, "show", mine)
             called(capsys, "show", mine, "--json")
             runs = sorted(path for path in (mine / "runs").iterdir())
-            called(capsys, "diff", runs[0], runs[-1])
             shown(*runs)
             called(capsys, "pack", mine, "--out", out / "x.tar.xz")
             reported([mine], out, SECONDS and next(numbers) % WITH_PICTURES == 0)

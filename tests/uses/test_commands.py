@@ -157,8 +157,6 @@ def carry_out(line: str) -> None:
             arguments += ["--algos", "FedAvg"]
         if "--seeds" not in given:
             arguments += ["--seeds", "1"]
-    if command == "bench":
-        arguments += ["--repeats", "1", "--rounds", "0"]
     flbench(command, *arguments)
 
 

@@ -1,1 +1,0 @@
-"""The speed of engines beside a bare PyTorch loop, and beside the limits of the device."""
