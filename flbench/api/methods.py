@@ -14,7 +14,6 @@ from flbench.config.sources import from_overrides, from_values
 from flbench.core.errors import ConfigError
 from flbench.models.base import build, describe
 from flbench.tuning import deployments, library
-from flbench.tuning.axes import axes_of
 
 PAPER: Final = ("title", "authors", "venue", "doi")
 TRAVELS: Final = ("down", "up", "keeps")
@@ -117,10 +116,8 @@ def _space(name: str) -> pd.DataFrame | None:
         space = library.built_in(name, rounds=rounds)
     except ConfigError:
         return None
-    axes = axes_of(space.tree(), [], rounds)
-    return pd.DataFrame(
-        [(axis.path, axis.values) for axis in axes], columns=["key", "values"], dtype="str"
-    )
+    rows = [(path, parameter.values) for path, parameter in space.parameters.items()]
+    return pd.DataFrame(rows, columns=["key", "values"], dtype="str")
 
 
 def _deployments(name: str, example: Sequence[str]) -> tuple[str, ...]:

@@ -39,22 +39,17 @@ def load(methods: Sequence[str], path: Path | None, *, rounds: int) -> dict[str,
     """
     own: dict[str, Space] = {}
     if path is not None and path.is_dir():
-        own = {
-            name: _of(name, path / f"{name}.yaml", rounds)
-            for name in methods
-            if (path / f"{name}.yaml").is_file()
-        }
-        if not own:
-            wanted = ", ".join(f"{name}.yaml" for name in methods)
-            raise ConfigError(f"`space={path}`: the folder must have one of {wanted}.")
+        files = {name: path / f"{name}.yaml" for name in methods}
+        own = {name: _of(name, file, rounds) for name, file in files.items() if file.is_file()}
     elif path is not None:
         space = _read(path, rounds)
-        if space.method not in methods:
-            raise ConfigError(
-                f"`space={path}` is for `{space.method}`, which is not a method of"
-                f" this study. Methods of the study: {', '.join(methods)}."
-            )
         own = {space.method: space}
+    if path is not None and not own.keys() & {*methods}:
+        raise ConfigError(
+            f"`space={path}` has a search space for {', '.join(own) or 'no method'}, and the study"
+            f" searches {', '.join(methods)}: give METHOD.yaml of one of them, or a folder of such"
+            " files."
+        )
     return {name: own.get(name) or built_in(name, rounds=rounds) for name in methods}
 
 
@@ -69,18 +64,17 @@ def built_in(method: str, *, rounds: int) -> Space:
         ConfigError: There is no such method, it comes without a search space, or the space has
             errors.
     """
-    file = FOLDER / f"{method}.yaml"
     module = sys.modules.get(ALGORITHMS.find(method).__module__)
+    file = FOLDER / f"{method}.yaml"
     if file.is_file():
         return replace(_of(method, file, rounds), source=BUILT_IN)
     defined_in = getattr(module, "__file__", None)
-    beside = "" if defined_in is None else f" beside {defined_in}"
-    if defined_in is not None and (file := Path(defined_in).with_name(file.name)).is_file():
-        return _of(method, file, rounds)
+    if defined_in is not None and (beside := Path(defined_in).with_name(file.name)).is_file():
+        return _of(method, beside, rounds)
     raise ConfigError(
         f"there is no search space for `{method}`. Write one, as described in"
-        f" {FOLDER / 'README.md'}, and name the file by `space`, or ship it as"
-        f" {method}.yaml{beside}."
+        f" {FOLDER / 'README.md'}, and name the file by `space`, or ship it as {method}.yaml"
+        f" beside {defined_in or 'the module of the method'}."
     )
 
 
@@ -98,10 +92,7 @@ def _of(method: str, file: Path, rounds: int) -> Space:
 def _read(path: Path, rounds: int) -> Space:
     """Load a YAML file with a search space."""
     if not path.exists():
-        raise ConfigError(
-            f"`space={path}`: there is no such file or folder. Give a YAML file, or"
-            " a folder of them."
-        )
+        raise ConfigError(f"`space={path}`: there is no such file or folder. Give a YAML file.")
     tree, origins = read_file(path)
     trust.check(path, tree)
     return parse(tree, origins, str(path), rounds=rounds)

@@ -195,7 +195,7 @@ def space(
     """
     require_ray_tune()
     from flbench.tuning import library
-    from flbench.tuning.ray_space import define_by_run, to_ray
+    from flbench.tuning.ray_space import to_ray
 
     if searcher not in (None, "optuna"):
         raise ConfigError(f"`searcher` must be optuna or None, got {searcher!r}.")
@@ -207,6 +207,6 @@ def space(
         method
     ]
     if searcher == "optuna":
-        return define_by_run(found)
+        return found.suggest
     values = leaves(config.tree())
     return to_ray(found, {key: values[key] for key in found.parameters})

@@ -4,8 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from flbench.tuning.parameters import Params, Uniform
-from flbench.tuning.search_space import Space
+from flbench.tuning.search_space import Params, Space
 
 DOWN, UP = 0.8, 1.2  # factors of the paper
 RESAMPLE_PROBABILITY: Final = 0.25  # a number is drawn from its range instead
@@ -28,7 +27,7 @@ def perturbed(space: Space, params: Params, draws: np.random.Generator) -> Param
     near = dict(params)
     for path, value in params.items():
         parameter = space.parameters.get(path)
-        if not isinstance(parameter, Uniform):
+        if parameter is None or parameter.choices or parameter.whole:
             continue
         resample, quantile, side = map(float, draws.random(3))
         if (
@@ -38,5 +37,7 @@ def perturbed(space: Space, params: Params, draws: np.random.Generator) -> Param
         ):
             near[path] = parameter.at(quantile)
         else:
-            near[path] = parameter.nearest(value * (UP if side < 0.5 else DOWN))
+            near[path] = min(
+                max(value * (UP if side < 0.5 else DOWN), parameter.low), parameter.high
+            )
     return near

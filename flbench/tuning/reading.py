@@ -1,20 +1,29 @@
-"""Parses search spaces from YAML. All errors are reported together, each with file and line."""
+"""Reads search spaces from YAML. All errors are reported together, each with file and line."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from flbench.algorithms import ALGORITHMS
-from flbench.core.errors import ConfigError, did_you_mean
-from flbench.tuning.parameters import KINDS, Parameter, Scalar, Uniform
-from flbench.tuning.search_space import Space
+from flbench.core.errors import ConfigError, DataError, did_you_mean
+from flbench.tuning.search_space import Parameter, Scalar, Space
 
 SECTIONS: Final = ("algorithm", "train", "model")
 NEVER_SEARCHED: Final = ("algorithm.name", "model.name", "train.rounds", "train.participation")
 """Keys that no trial may change: the budget and the cohorts are the same for all trials. The keys
 of `train.early_stopping` belong to them."""
+FORMS: Final = {
+    "uniform": "uniform: [0.1, 1.0]",
+    "loguniform": "loguniform: [1.0e-3, 0.3]",
+    "int": "int: [2, 8]",
+    "choice": "choice: [a, b, c]",
+    "fixed": "fixed: uniform",
+}
+"""An example of each type of parameter."""
+ROUNDS: Final = re.compile(r"(\d+(?:\.\d*)?) rounds")
+LARGEST: Final = 1e15  # whole numbers below it are exact as floats
 
 
 def parse(
@@ -52,145 +61,136 @@ def parse(
     if not isinstance(entries, dict) or not entries:
         errors.append(f"{source}: `space` must be a mapping of parameters, got {entries!r}.")
         entries = {}
-    places = {path: origins.get(f"space.{path}", source) for path in entries}
-    parameters: dict[str, Parameter] = {}
+    space = Space(str(method), {}, source)
+    known: dict[str, Parameter] = {}
     for path, entry in entries.items():
-        read = _Entry(path, entry, places[path])
-        errors += read.forbidden() or read.read_into(parameters, origins, rounds)
-    errors = errors or [
-        f"`{path}`: `when` ({places[path]}) {why}"
-        for path, parameter in parameters.items()
-        for other, values in parameter.when.items()
-        for why in _wrong(path, other, values, parameters)
-    ]
+        place = origins.get(f"space.{path}", source)
+        try:
+            known[path] = _parameter(str(path), entry, place, rounds)
+            _check_conditions(known[path], Space(space.method, known, source))
+        except ValueError as error:
+            errors.append(f"`{path}` ({place}) {error}.")
     if errors:
         raise ConfigError("\n".join(errors))
-    space = Space(str(method), _parents_first(parameters, places), source, places)
-    errors = [
-        f"`{path}` can never be active: its conditions contradict those of the parameters that it"
-        f" depends on ({places[path]})."
-        for path in parameters
-        if not all(space.required(path).values())
-    ]
-    if errors:
-        raise ConfigError("\n".join(errors))
-    return space
+    return Space(str(method), known, source)
 
 
-def _wrong(
-    path: str, other: str, values: Sequence[Scalar], parameters: Mapping[str, Parameter]
-) -> list[str]:
-    """Return why a condition of `path` on `other` is invalid, as ends of sentences."""
-    names = [name for name in parameters if name != path]
-    if other not in names:
-        hint = did_you_mean(other, names)
-        return [f"depends on `{other}`, which is not another parameter of this space.{hint}"]
-    parent = parameters[other]
-    if isinstance(parent, Uniform):
-        return [
-            f"depends on `{other}`, which is a real number; a condition needs a choice, int,"
-            " quniform or fixed."
-        ]
-    return [
-        f"requires `{other}` to be {value!r}, which is not one of its values."
-        f"{did_you_mean(str(value), map(str, parent.grid()))}"
-        for value in values
-        if not parent.holds(value)
-    ]
+def parameters(tree: Mapping[str, Any], file: Path) -> list[Parameter]:
+    """Return the parameters of a space as a study has recorded it; its method may be unknown here.
 
-
-def _parents_first(
-    parameters: Mapping[str, Parameter], places: Mapping[str, str]
-) -> dict[str, Parameter]:
-    """Return the parameters in their order, but each after those that its conditions depend on.
+    Args:
+        tree: The space, from `Space.tree`.
+        file: The file that has it, for messages.
 
     Raises:
-        ConfigError: The conditions form a circle.
+        DataError: An entry is damaged.
     """
-    ordered: dict[str, Parameter] = {}
+    try:
+        return [_parameter(path, entry, "", None) for path, entry in tree["space"].items()]
+    except (KeyError, AttributeError, ValueError) as error:
+        raise DataError(f"{file}: its search space is damaged ({error}).") from error
 
-    def add(path: str, trail: Sequence[str]) -> None:
-        if path in trail:
-            circle = " -> ".join([*trail[trail.index(path) :], path])
-            raise ConfigError(
-                f"the conditions form a circle: {circle} ({places[path]}). Remove one of them."
+
+def _parameter(path: str, entry: object, place: str, rounds: int | None) -> Parameter:
+    """Parse an entry, or raise a ValueError with the end of a sentence."""
+    section, dot, _ = path.partition(".")
+    if section not in SECTIONS:
+        raise ValueError(f"cannot be searched, only keys of {', '.join(SECTIONS)} can")
+    if not dot:
+        raise ValueError(f"is a section: write dotted keys, such as `{section}.KEY`")
+    if path in NEVER_SEARCHED or path.startswith("train.early_stopping."):
+        raise ValueError("is the same for all trials and methods of a study: remove it")
+    kinds = [key for key in entry if key in FORMS] if isinstance(entry, dict) else []
+    if not isinstance(entry, dict) or len(kinds) != 1:
+        raise ValueError(
+            f"must have one type, like `{{uniform: [0.1, 1.0]}}`, got {entry!r}. Types:"
+            f" {', '.join(FORMS)}"
+        )
+    [kind] = kinds
+    keys = (kind, "when", *(["log"] if kind == "int" else []))
+    for key in entry:
+        if key not in keys:
+            hint = did_you_mean(str(key), keys)
+            raise ValueError(f"has the unknown key `{key}`.{hint} Its keys: {', '.join(keys)}")
+    when = entry.get("when") or {}
+    if not isinstance(when, dict):
+        raise ValueError(f"must have `when` like `{{KEY: VALUE}}`, got {when!r}")
+    conditions = {
+        str(other): tuple(_scalar(v) for v in (these if isinstance(these, list) else [these]))
+        for other, these in when.items()
+    }
+    value = entry[kind]
+    if kind in ("choice", "fixed"):
+        values = value if kind == "choice" and isinstance(value, list) else [value]
+        choices = tuple(map(_scalar, values))
+        if not choices or len({*choices}) < len(choices):  # 1 and true are equal
+            raise ValueError(f"must have different values, like `{FORMS['choice']}`, got {value!r}")
+        return Parameter(path, choices=choices, when=conditions, place=place)
+    ends, is_log = _ends(kind, value, rounds), kind == "loguniform" or entry.get("log", False)
+    if not isinstance(is_log, bool):
+        raise ValueError(f"must have `log` true or false, got {is_log!r}")
+    if is_log and ends[0] < (least := 1 if kind == "int" else 5e-324):
+        raise ValueError(f"must have a low end of at least {least:g} on a logarithmic scale")
+    return Parameter(path, *ends, is_log, kind == "int", when=conditions, place=place)
+
+
+def _ends(kind: str, value: object, rounds: int | None) -> tuple[float, float]:
+    """Parse the two ends of a range."""
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"must be like `{{{FORMS[kind]}}}`, got {value!r}")
+    low, high = (_number(end, rounds) for end in value)
+    if kind != "int":
+        low, high = float(low), float(high)
+    elif not isinstance(low, int) or not isinstance(high, int):
+        raise ValueError(f"must have whole ends, like `{{{FORMS[kind]}}}`, got {value!r}")
+    if low >= high:
+        raise ValueError(f"must have a low end below its high end, got {[low, high]}")
+    return low, high
+
+
+def _number(value: object, rounds: int | None) -> int | float:
+    """Parse an end of a range: a number, or `0.5 rounds` as half of `train.rounds`."""
+    if isinstance(value, str) and rounds is not None and (found := ROUNDS.fullmatch(value)):
+        return math.floor(float(found[1]) * rounds + 0.5)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= LARGEST:  # type: ignore[arg-type]
+        raise ValueError(
+            f"must have numbers up to {LARGEST:g} as ends, or shares such as `0.5 rounds`, got"
+            f" {value!r}"
+        )
+    return value  # type: ignore[return-value]
+
+
+def _scalar(value: object) -> Scalar:
+    """Parse a value of a choice."""
+    if value is not None and not isinstance(value, str | int | float):
+        raise ValueError(f"must have words, numbers, true, false or null, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"must have finite numbers, got {value!r}")
+    return value
+
+
+def _check_conditions(parameter: Parameter, space: Space) -> None:
+    """Raise a ValueError with the end of a sentence if the parameter can never be active."""
+    for other, values in parameter.when.items():
+        above = space.parameters.get(other)
+        if above is None or above is parameter:
+            hint = did_you_mean(
+                other, [path for path in space.parameters if path != parameter.path]
             )
-        if path not in ordered:
-            for other in parameters[path].when:
-                add(other, [*trail, path])
-            ordered[path] = parameters[path]
-
-    for path in parameters:
-        add(path, [])
-    return ordered
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One entry of the mapping `space`.
-
-    Attributes:
-        path: Dotted configuration key.
-        tree: Value of the entry.
-        place: File and line of the entry.
-    """
-
-    path: str
-    tree: object
-    place: str
-
-    def forbidden(self) -> list[str]:
-        """Return an error if the key cannot be searched; an empty list otherwise."""
-        section, dot, _ = self.path.partition(".")
-        if section not in SECTIONS:
-            why = f"cannot be searched, only keys of {', '.join(SECTIONS)} can"
-        elif not dot:
-            why = f"is a section: write dotted keys, such as `{section}.KEY`"
-        elif self.path in NEVER_SEARCHED or self.path.startswith("train.early_stopping."):
-            why = "is the same for all trials and methods of a study and cannot be searched"
-        else:
-            return []
-        return [f"`{self.path}` {why} ({self.place})."]
-
-    def read_into(
-        self, parameters: dict[str, Parameter], origins: Mapping[str, str], rounds: int | None
-    ) -> list[str]:
-        """Add the parameter to `parameters`, or return the errors of the entry."""
-        kinds = [key for key in self.tree if key in KINDS] if isinstance(self.tree, dict) else []
-        if len(kinds) != 1:
-            return [self._no_kind(kinds)]
-        kind = KINDS[kinds[0]]
-        try:
-            parameters[self.path] = kind.model_validate(self.tree, context={"rounds": rounds})
-        except ValidationError as error:
-            return list(dict.fromkeys(self._explain(it, kind, origins) for it in error.errors()))
-        return []
-
-    def _no_kind(self, kinds: Sequence[str]) -> str:
-        """Return the error of an entry without exactly one type."""
-        start = f"`{self.path}` ({self.place})"
-        if len(kinds) > 1:
-            return f"{start} has two types, {' and '.join(kinds)}: give it one."
-        known = ", ".join(KINDS)
-        if not isinstance(self.tree, dict):
-            return f"{start} must have a type, like `{{fixed: {self.tree}}}`. Types: {known}."
-        keys = [str(key) for key in self.tree if key != "when"]
-        hint = next(filter(None, (did_you_mean(key, KINDS) for key in keys)), "")
-        got = ", ".join(keys) or "none"
-        return f"{start} has no known type, got {got}.{hint} Types: {known}."
-
-    def _explain(self, item: Any, kind: type[Parameter], origins: Mapping[str, str]) -> str:
-        """Return a sentence for one of pydantic's errors."""
-        key = str(item["loc"][0]) if item["loc"] else ""
-        start = f"`{self.path}` ({origins.get(f'space.{self.path}.{key}', self.place)})"
-        keys = [field.alias or name for name, field in kind.model_fields.items()]
-        if item["type"] == "extra_forbidden":
-            hint = did_you_mean(key, keys)
-            return f"{start}: `{key}` is not a key of {kind.kind}.{hint} Keys: {', '.join(keys)}."
-        if item["type"] in ("missing", "too_long", "too_short", "tuple_type"):
-            return f"{start} must be like `{{{kind.form}}}`, got {self.tree!r}."
-        message = str(item["msg"]).removeprefix("Value error, ")
-        if not key:  # an error of the entry as a whole is a sentence of its own
-            return f"{start}: {message}."
-        message = message.removeprefix("Input should be ")
-        return f"{start}: `{key}` must be {message}, got {item['input']!r}."
+            raise ValueError(f"depends on `{other}`, which is not a parameter above it.{hint}")
+        if not above.choices and not above.whole:
+            raise ValueError(
+                f"depends on `{other}`, which is a real number; a condition needs a choice, int or"
+                " fixed"
+            )
+        for value in values:
+            if not above.holds(value):
+                hint = did_you_mean(str(value), map(str, above.choices))
+                raise ValueError(
+                    f"requires `{other}` to be {value!r}, which is not one of its values.{hint}"
+                )
+    if not all(space.required(parameter.path).values()):
+        raise ValueError(
+            "can never be active: its conditions contradict those of the parameters above it"
+        )

@@ -9,9 +9,10 @@ from flbench.analysis import answer, arrangement
 from flbench.analysis.statistics import CLAIM_FROM
 from flbench.analysis.tables import Analysis, analyse
 from flbench.results.study_folder import DIGITS, PERSONAL, StoredStudy
-from flbench.tuning.axes import Axis, axes_of
 from flbench.tuning.importance import Importance, importance
+from flbench.tuning.reading import parameters
 from flbench.tuning.reported import of_deployment
+from flbench.tuning.search_space import Parameter
 
 GAINS = {
     "better": "tuning helped {}",
@@ -61,14 +62,10 @@ class StudyReport:
         return (*([gains] if parts else []), *self.analysis.answer)
 
     @cached_property
-    def axes(self) -> Mapping[str, list[Axis]]:
-        """Axes of the parameters of each method's space."""
+    def axes(self) -> Mapping[str, list[Parameter]]:
+        """Parameters of each method's space."""
         return {
-            method: axes_of(
-                entry.space_tree,
-                [trial.params for trial in self.study.trials_of(method)],
-                self.study.header.rounds,
-            )
+            method: parameters(entry.space_tree, self.study.path / "study.json")
             for method, entry in self.study.header.methods.items()
         }
 

@@ -13,8 +13,7 @@ from typing import Final, Literal, Protocol
 
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
-from flbench.tuning.parameters import Params, Scalar
-from flbench.tuning.search_space import Space
+from flbench.tuning.search_space import Params, Scalar, Space
 
 COUNTED: Final = 20_000  # an error message counts the combinations of a grid up to this number
 
@@ -64,9 +63,6 @@ class Sampler(Protocol):
 class RandomSampler:
     """Draws each trial independently, from the seed, the method's name and the trial's index.
 
-    Each parameter has its own stream of random numbers, so that adding or removing a parameter
-    does not change the values of the others.
-
     Attributes:
         space: Search space of the method.
         defaults: Parameters of trial 0.
@@ -87,12 +83,12 @@ class RandomSampler:
         """Return the parameters of one trial."""
         if index == 0:
             return dict(self.defaults)
-        key = number(self.space.method), index
-        return self.space.assign(
-            lambda path, parameter: parameter.at(
-                float(generator(self.seed, "search", *key, number(path)).random())
-            )
-        )
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        stream = generator(self.seed, "search", number(self.space.method), index)
+        drawn = optuna.samplers.RandomSampler(seed=int(stream.integers(2**31)))
+        return self.space.suggest(optuna.create_study(sampler=drawn).ask())
 
 
 class GridSampler(RandomSampler):
@@ -122,9 +118,8 @@ class GridSampler(RandomSampler):
             raise ConfigError(
                 f"the grid of `{space.method}` ({space.source}) has {more}{count:,} combinations"
                 f" besides the defaults, and `trials` is {trials}: it needs"
-                f" {more}{count + 1:,}. Values of each: {sizes}. Lower `points` in the space, or"
-                " set a key yourself, which takes it out of the search, or use"
-                f" `search=random`."
+                f" {more}{count + 1:,}. Values of each: {sizes}. Set a key yourself,"
+                " which takes it out of the search, or use `search=random`."
             )
 
     def trial(self, index: int) -> Params:

@@ -3,10 +3,9 @@
 from typing import Final, get_args
 
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.tuning.parameters import Params
 from flbench.tuning.request import Search
 from flbench.tuning.samplers import GridSampler, RandomSampler, Sampler
-from flbench.tuning.search_space import Space
+from flbench.tuning.search_space import Params, Space
 from flbench.tuning.tpe import OptunaSampler
 
 NAMES: Final = get_args(Search)

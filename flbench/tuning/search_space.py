@@ -1,13 +1,154 @@
-"""Search space: the parameters of one method that a search may change."""
+"""Search spaces of methods, which draw the parameters of a trial of Optuna one after another."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import exp, isfinite, log
+from typing import Any, Final, Literal
 
 from flbench.config.schema import Config
-from flbench.config.sources import Layer
-from flbench.tuning.free_keys import default_of
-from flbench.tuning.parameters import Parameter, Params, Scalar
+from flbench.config.sources import Layer, has_value, value_at
+from flbench.core import parts
+from flbench.core.errors import ConfigError
+
+Scalar = str | int | float | bool | None
+Params = dict[str, Scalar]
+"""Values by dotted keys of the configuration."""
+
+DIGITS: Final = 6  # significant digits of a drawn number, so that it can be typed again
+EDGE: Final = 0.05  # share of a range that counts as one of its ends
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a search space; figures and tables use it as an axis.
+
+    Attributes:
+        path: Dotted configuration key.
+        low: Smallest number; ignored if there are choices.
+        high: Largest number, which belongs to the range; ignored if there are choices.
+        log: Whether all orders of magnitude are equally likely.
+        whole: Whether the values are whole numbers.
+        choices: Values of a parameter without a range. A parameter with one choice is fixed.
+        when: Conditions, as allowed values by the keys of other parameters. The parameter is active
+            only if each of these parameters has one of them.
+        place: File and line.
+    """
+
+    path: str
+    low: float = 0.0
+    high: float = 1.0
+    log: bool = False
+    whole: bool = False
+    choices: tuple[Scalar, ...] = ()
+    when: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
+    place: str = field(default="", compare=False)
+
+    @property
+    def values(self) -> str:
+        """The values as text, such as `0.001 to 0.1, log`."""
+        if self.choices:
+            words = ", ".join(map(shown, self.choices))
+            return f"fixed: {words}" if self.fixed else words
+        return f"{shown(self.low)} to {shown(self.high)}{', log' if self.log else ''}"
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the parameter has one value only."""
+        return len(self.choices) == 1
+
+    def suggest(self, trial: Any) -> Scalar:
+        """Return the value that a trial of Optuna draws for the parameter."""
+        value: Scalar
+        if self.choices:
+            value = trial.suggest_categorical(self.path, self.choices)
+        elif self.whole:
+            value = trial.suggest_int(self.path, self.low, self.high, log=self.log)
+        else:
+            drawn = trial.suggest_float(self.path, self.low, self.high, log=self.log)
+            value = min(max(float(f"{drawn:.{DIGITS}g}"), self.low), self.high)
+        return value
+
+    def at(self, place: float) -> Scalar:
+        """Return the value at a position on the axis of a range: 0 and 1 are its ends."""
+        if self.log:
+            number = exp((1 - place) * log(self.low) + place * log(self.high))
+        else:
+            number = (1 - place) * self.low + place * self.high
+        near = round(number) if self.whole else float(f"{number:.{DIGITS}g}")
+        return min(max(near, self.low), self.high)
+
+    def grid(self) -> tuple[Scalar, ...]:
+        """Return all choices, or the ends and the middle of a range."""
+        return self.choices or tuple(dict.fromkeys((self.low, self.at(0.5), self.high)))
+
+    def holds(self, value: object) -> bool:
+        """Whether the parameter can take a value."""
+        if self.choices:
+            return value in self.choices
+        fits = _is_number(value) and self.low <= value <= self.high  # type: ignore[operator]
+        return fits and (not self.whole or float(value).is_integer())  # type: ignore[arg-type]
+
+    def is_active(self, values: Mapping[str, Scalar]) -> bool:
+        """Whether the conditions of the parameter hold, given values of other parameters."""
+        return all(other in values and values[other] in these for other, these in self.when.items())
+
+    def position(self, value: Any) -> float | None:
+        """Return the position of a value: 0 and 1 are the ends; None if the axis cannot show it."""
+        if self.choices:
+            if value not in self.choices:
+                return None
+            return (self.choices.index(value) + 0.5) / len(self.choices)
+        if not _is_number(value) or (self.log and value <= 0):
+            return None
+        if self.low == self.high:
+            return 0.5 if value == self.low else None
+        if self.log:
+            return log(value / self.low) / log(self.high / self.low)
+        return float((value - self.low) / (self.high - self.low))
+
+    def position_in(self, params: Mapping[str, Any]) -> float | None:
+        """Return the position of a trial; None if it lacks the parameter or lies off the axis."""
+        return self.position(params[self.path]) if self.path in params else None
+
+    def extended(self, values: Iterable[Any]) -> "Parameter":
+        """Return the parameter with its axis extended so that it contains the values."""
+        if self.choices:
+            more = [value for value in values if value not in self.choices]
+            return replace(self, choices=(*self.choices, *dict.fromkeys(more)))
+        numbers = [value for value in values if _is_number(value) and (value > 0 or not self.log)]
+        whole = self.whole and all(float(value).is_integer() for value in numbers)
+        low, high = min([self.low, *numbers]), max([self.high, *numbers])
+        return replace(self, low=low, high=high, whole=whole)
+
+    def end(self, value: Any) -> Literal["low", "high"] | None:
+        """Return at which end of its values a value lies: within 5 % of the range, or beyond it.
+
+        If all choices are numbers, the smallest and the largest choice are the ends. None for a
+        value between the ends, and if there are fewer than three values.
+        """
+        if self.choices:
+            if len(self.choices) < 3 or not all(map(_is_number, self.choices)):
+                return None
+            low, high = value == min(self.choices), value == max(self.choices)  # type: ignore[type-var]
+        else:
+            place = self.position(value)
+            if place is None or (self.whole and self.high - self.low < 2):
+                return None
+            low, high = place <= EDGE, place >= 1 - EDGE
+        return "low" if low else "high" if high else None
+
+    def tree(self) -> dict[str, Any]:
+        """Return the parameter as it is written in YAML."""
+        tree: dict[str, Any]
+        if self.choices:
+            tree = {"fixed": self.choices[0]} if self.fixed else {"choice": list(self.choices)}
+        else:
+            kind = "int" if self.whole else "loguniform" if self.log else "uniform"
+            tree = {kind: [self.low, self.high]}
+            tree |= {"log": True} if self.whole and self.log else {}
+        when = {other: list(values) for other, values in self.when.items()}
+        return tree | ({"when": when} if when else {})
 
 
 @dataclass(frozen=True)
@@ -19,27 +160,36 @@ class Space:
         parameters: Parameters by dotted key. A parameter comes after those that its conditions
             depend on.
         source: The file of the space, or `built in`.
-        origins: File and line of each parameter, by dotted key.
     """
 
     method: str
     parameters: Mapping[str, Parameter]
     source: str
-    origins: Mapping[str, str]
 
-    def assign(self, pick: Callable[[str, Parameter], Scalar]) -> Params:
-        """Return a value for each active parameter.
-
-        A parameter is active if its conditions hold for the values of the parameters before it.
+    def suggest(self, trial: Any, defaults: Mapping[str, Scalar] | None = None) -> Params:
+        """Return the active parameters of a trial of Optuna, as a define-by-run function.
 
         Args:
-            pick: Function of key and parameter that returns the value. It is called for the active
-                parameters only, in order.
+            trial: The trial.
+            defaults: Parameters of trial 0, which may lie outside the ranges. Optuna learns those
+                of `inside(defaults)`, which must be enqueued as the first trial.
+        """
+        if defaults is not None and trial.number == 0:
+            for path in self.inside(defaults):
+                self.parameters[path].suggest(trial)
+            return dict(defaults)
+        return self.assign(lambda parameter: parameter.suggest(trial))
+
+    def assign(self, pick: Callable[[Parameter], Scalar]) -> Params:
+        """Return a value for each active parameter, given the values of those before it.
+
+        Args:
+            pick: Returns the value of a parameter. It is called for active parameters only.
         """
         values: Params = {}
         for path, parameter in self.parameters.items():
             if parameter.is_active(values):
-                values[path] = pick(path, parameter)
+                values[path] = pick(parameter)
         return values
 
     def defaults(self, config: Config) -> Params:
@@ -51,20 +201,20 @@ class Space:
             config: Configuration of the method without a trial's parameters.
 
         Raises:
-            ConfigError: A function of the user has no such argument, or no default for it.
+            ConfigError: A function of the user has no default for one of its arguments.
         """
         tree = config.tree()
-        return self.assign(lambda path, _: default_of(tree, path, self.method))
+        return self.assign(lambda parameter: _default_of(tree, parameter.path))
 
-    def leading_to(self, path: str) -> Params:
-        """Return values of other parameters for which this parameter is active."""
-        return {other: values[0] for other, values in self.required(path).items()}
+    def inside(self, params: Mapping[str, Scalar]) -> Params:
+        """Return the values that lie in the ranges of their parameters."""
+        known = self.parameters
+        return {p: value for p, value in params.items() if p in known and known[p].holds(value)}
 
     def required(self, path: str) -> dict[str, tuple[Scalar, ...]]:
-        """Return the allowed values of all parameters that this one depends on.
+        """Return the allowed values of all parameters that this one depends on, also indirectly.
 
-        Conditions are followed through: if `c` depends on `b` and `b` on `a`, the result for `c`
-        has entries for `a` and `b`. An empty tuple means that the conditions contradict each other.
+        An empty tuple means that conditions contradict each other.
         """
         allowed: dict[str, tuple[Scalar, ...]] = {}
         for other, values in self.parameters[path].when.items():
@@ -75,31 +225,18 @@ class Space:
     def grid(self) -> Iterator[Params]:
         """Yield every combination of grid values; the last parameter changes fastest."""
         combinations: Iterator[Params] = iter([{}])
-        for path, parameter in self.parameters.items():
-            combinations = _extended(combinations, path, parameter)
+        for parameter in self.parameters.values():
+            combinations = _extended(combinations, parameter)
         return combinations
 
-    def without(self, values: Mapping[str, Scalar]) -> "Space":
-        """Return the space without parameters whose values are given.
-
-        A condition on a removed parameter is removed if the given value meets it. If it does not,
-        the parameter with the condition is removed too.
-
-        Args:
-            values: Values by dotted key of the parameters to remove.
-        """
+    def without(self, given: Mapping[str, Scalar]) -> "Space":
+        """Return the space without the given parameters, and without those that they rule out."""
         kept: dict[str, Parameter] = {}
-        removed: set[str] = set()
         for path, parameter in self.parameters.items():
-            if path in values:
-                continue
-            when = {other: v for other, v in parameter.when.items() if other not in values}
-            are_met = all(values[o] in v for o, v in parameter.when.items() if o in values)
-            if are_met and not removed & set(when):
-                changed = when != parameter.when
-                kept[path] = parameter.model_copy(update={"when": when}) if changed else parameter
-            else:
-                removed.add(path)
+            when = {other: v for other, v in parameter.when.items() if other not in given}
+            are_met = all(given[o] in v for o, v in parameter.when.items() if o in given)
+            if path not in given and are_met and when.keys() <= kept.keys():
+                kept[path] = replace(parameter, when=when)
         return replace(self, parameters=kept)
 
     def tree(self) -> dict[str, Any]:
@@ -108,18 +245,47 @@ class Space:
         return {"method": self.method, "space": parameters}
 
 
-def _extended(chosen: Iterator[Params], path: str, parameter: Parameter) -> Iterator[Params]:
+def _extended(chosen: Iterator[Params], parameter: Parameter) -> Iterator[Params]:
     """Extend each combination by each grid value of one more parameter, if it is active."""
     for params in chosen:
         active = parameter.is_active(params)
-        yield from ({**params, path: value} for value in parameter.grid()) if active else [params]
+        values = parameter.grid()
+        yield from ({**params, parameter.path: v} for v in values) if active else [params]
 
 
-def layer(params: Mapping[str, Scalar], origin: str | Mapping[str, str]) -> Layer:
-    """Return the parameters of a trial as a layer of the configuration.
+def _default_of(tree: Mapping[str, Any], path: str) -> Scalar:
+    """Return a configuration's value, or the default of an argument of the user's function."""
+    if has_value(tree, path):
+        value: Scalar = value_at(tree, path)
+        return value
+    section, _, argument = path.rpartition(".")
+    owner = "model" if section == "model.args" else section
+    name = value_at(tree, f"{owner}.name")
+    function = parts.given(owner) if name == parts.OBJECT else parts.find(name)
+    taken = inspect.signature(function).parameters if callable(function) else {}
+    default = taken[argument].default if argument in taken else inspect.Parameter.empty
+    if not isinstance(default, str | int | float | None):
+        raise ConfigError(
+            f"`{path}` of the search space has no value for the default trial: give `{name}` an"
+            f" argument `{argument}` with a default that is a number or a word. Its arguments:"
+            f" {', '.join(taken) or 'none'}."
+        )
+    return default
 
-    Args:
-        params: Values by dotted key.
-        origin: Origin of all values, or the origin of each value by its key.
-    """
-    return Layer(params, dict.fromkeys(params, origin) if isinstance(origin, str) else origin)
+
+def layer(params: Mapping[str, Scalar], origin: str) -> Layer:
+    """Return the parameters of a trial as a layer of the configuration."""
+    return Layer(params, dict.fromkeys(params, origin))
+
+
+def shown(value: Any) -> str:
+    """Format a value for tables and axes: numbers with four digits, None as `null`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from flbench.reports import figures
 from flbench.reports.picture import Picture, in_legend
 from flbench.results.study_folder import Trial, best_trial
-from flbench.tuning.axes import Axis, shown
+from flbench.tuning.search_space import Parameter, shown
 
 UNSET = -0.14  # position on an axis of a trial that lacks the parameter
 ASIDE = 0.35  # the same for scatter plots, whose labels lie side by side
@@ -24,7 +24,7 @@ APART = 0.085  # smallest distance of two labels, as a share of an axis
 WIDTH = 9.0  # inches
 
 
-def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
+def parallel(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) -> Figure:
     """Draw parallel coordinates: a line for each trial through its parameters to its score.
 
     The best finished trial is bold, unfinished trials are dashed. The line of a trial that lacks a
@@ -68,7 +68,7 @@ def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figu
     return figure
 
 
-def scatter(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
+def scatter(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) -> Figure:
     """Draw the score over each parameter. The best trial is a star, unfinished trials are hollow.
 
     Args:
@@ -163,7 +163,7 @@ def _scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
     return [(trial, trial.score) for trial in trials if trial.score is not None]
 
 
-def _free(axes: Sequence[Axis], trials: Sequence[Trial]) -> list[Axis]:
+def _free(axes: Sequence[Parameter], trials: Sequence[Trial]) -> list[Parameter]:
     """Return the axes of searched parameters, extended to the values of the trials."""
     return [
         axis.extended([trial.params[axis.path] for trial in trials if axis.path in trial.params])
@@ -172,19 +172,20 @@ def _free(axes: Sequence[Axis], trials: Sequence[Trial]) -> list[Axis]:
     ]
 
 
-def _score_axis(metric: str, scores: Sequence[float]) -> Axis:
+def _score_axis(metric: str, scores: Sequence[float]) -> Parameter:
     """Return an axis for the scores; it has a positive length even for a single score."""
     low, high = min(scores, default=0.0), max(scores, default=1.0)
-    return Axis(metric, low, high) if low < high else Axis(metric, low - 0.01, high + 0.01)
+    wide = 0.0 if low < high else 0.01
+    return Parameter(metric, low - wide, high + wide)
 
 
-def _heights(axes: Sequence[Axis], trial: Trial) -> list[float]:
+def _heights(axes: Sequence[Parameter], trial: Trial) -> list[float]:
     """Return the position of a trial on each axis."""
     places = [axis.position_in(trial.params) for axis in axes]
     return [UNSET if place is None else place for place in places]
 
 
-def _level(plot: Axes, axis: Axis, *, unset: bool) -> None:
+def _level(plot: Axes, axis: Parameter, *, unset: bool) -> None:
     """Label the horizontal axis of a scatter plot."""
     marks = [(-ASIDE, "not set")] * unset + _ticks(axis, 0.22)
     steep = sum(len(word) for _, word in marks) > 22
@@ -199,7 +200,7 @@ def _level(plot: Axes, axis: Axis, *, unset: bool) -> None:
     _plain(plot)
 
 
-def _upright(plot: Axes, x: float, axis: Axis) -> None:
+def _upright(plot: Axes, x: float, axis: Parameter) -> None:
     """Draw an axis of the parallel coordinates and its labels."""
     plot.plot([x, x], [0, 1], color="0.25", linewidth=1, zorder=3)
     for place, word in _ticks(axis, APART):
@@ -213,7 +214,7 @@ def _mark(plot: Axes, x: float, y: float, word: str) -> None:
     plot.annotate(word, (x - 0.04, y), ha="right", va="center", fontsize=7, bbox=box, zorder=5)
 
 
-def _ticks(axis: Axis, apart: float) -> list[tuple[float, str]]:
+def _ticks(axis: Parameter, apart: float) -> list[tuple[float, str]]:
     """Return positions and labels of an axis: its ends, and round numbers if there is room."""
     if axis.choices:
         return [(float(axis.position(value) or 0.0), shown(value)) for value in axis.choices]
@@ -237,7 +238,7 @@ def _word(value: Any) -> str:
     return f"{value:.3g}"
 
 
-def _names(axes: Sequence[Axis]) -> list[str]:
+def _names(axes: Sequence[Parameter]) -> list[str]:
     """Return the last part of each key, or the last two parts if the last ones are equal."""
     last = [axis.path.split(".")[-1] for axis in axes]
     names = [

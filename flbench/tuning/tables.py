@@ -3,9 +3,9 @@
 from flbench.analysis import blocks
 from flbench.reports.tables import Block, share
 from flbench.results.study_folder import STATES, Trial, best_trial
-from flbench.tuning.axes import Axis, shown
-from flbench.tuning.bounds import bounds
+from flbench.tuning.fitting import is_limit
 from flbench.tuning.report import StudyReport
+from flbench.tuning.search_space import Parameter, shown
 
 
 def comparison(report: StudyReport) -> list[Block]:
@@ -55,22 +55,18 @@ def winner(report: StudyReport, method: str) -> str:
     return "; ".join([f"{method}, trial {won.index}: {values}", *warnings])
 
 
-def edge(axis: Axis, won: Trial, method: str) -> str:
+def edge(axis: Parameter, won: Trial, method: str) -> str:
     """Return a warning if the best value lies at an end of its range; "" otherwise.
 
     Args:
-        axis: Axis of the parameter.
+        axis: The parameter.
         won: The best trial.
         method: Name of the method, which the hard limits of the parameter depend on.
     """
     end = axis.end(won.params.get(axis.path))
     if end is None:
         return ""
-    least, most = bounds(axis.path, method)
-    low, high = min(axis.choices, default=axis.low), max(axis.choices, default=axis.high)
-    if (end == "low" and least is not None and low <= least) or (
-        end == "high" and most is not None and high >= most
-    ):
+    if is_limit(axis, end, method):
         return f"at the {end} end, which is a limit of the parameter itself"
     return f"at the {end} end: widen the space"
 

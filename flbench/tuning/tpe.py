@@ -6,9 +6,8 @@ from typing import Any, Final
 
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
-from flbench.tuning.parameters import Params
 from flbench.tuning.samplers import Observation, RandomSampler, number
-from flbench.tuning.search_space import Space
+from flbench.tuning.search_space import Params, Space
 
 LEAST, MOST, SHARE = 4, 10, 3
 """One trial in SHARE is random, with at least LEAST and at most MOST random trials."""
@@ -73,14 +72,10 @@ class OptunaSampler:
 
     def _to_optuna(self, observation: Observation) -> Any:
         """Return the result of a trial as a trial of Optuna."""
-        params: Params = {}
-        for path, value in observation.params.items():
-            parameter = self.space.parameters.get(path)
-            if parameter is not None and parameter.holds(value):
-                params[path] = parameter.to_optuna(value)
+        params = self.space.inside(observation.params)
         fixed = self.optuna.trial.FixedTrial(params)
         for path in params:
-            self.space.parameters[path].suggest(fixed, path)
+            self.space.parameters[path].suggest(fixed)
         known = {"params": fixed.params, "distributions": fixed.distributions}
         score = observation.score
         evaluated = score is not None and math.isfinite(score)
@@ -95,7 +90,7 @@ class OptunaSampler:
 
     def _params_of(self, trial: Any) -> Params:
         """Return the parameters that Optuna proposes; only active parameters are drawn."""
-        return self.space.assign(lambda path, parameter: parameter.suggest(trial, path))
+        return self.space.suggest(trial)
 
 
 def _optuna() -> Any:

@@ -5,8 +5,8 @@ import pytest
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError
-from flbench.tuning.fitting import fit
-from flbench.tuning.search_space import layer
+from flbench.tuning.fitting import fit, is_limit
+from flbench.tuning.search_space import Parameter, layer
 from tests.tuning.support import space_in, space_of
 
 LR = "train.optimizer.lr: {loguniform: [0.001, 0.3]}"
@@ -110,7 +110,7 @@ def test_parameters_of_a_loss_term_are_searched():
     assert (list(found.parameters), notes) == (list(space.parameters), [])
     config = resolve(layers)[0]
     assert found.defaults(config)["train.terms.0.weight"] == 2
-    drawn = layer({path: one.at(0.5) for path, one in found.parameters.items()}, "trial")
+    drawn = layer({"train.terms.0.weight": 1.0, "train.terms.0.gamma": 2.0}, "trial")
     [term] = resolve([*layers, drawn])[0].train.terms
     assert (term.name, term.weight, term.gamma) == ("focal", 1.0, 2.0)
 
@@ -123,8 +123,19 @@ def test_argument_of_the_users_net_is_searched_over_a_configuration_without_argu
     layers = [Layer({"algorithm": {"name": "fedavg"}, "model": model}, {"model.args": "my.yaml:3"})]
 
     found, _ = fit(space, layers)
-    config, _ = resolve([*layers, layer({path: 4}, space.origins)])
+    config, _ = resolve([*layers, layer({path: 4}, "space")])
 
     assert found == space
     assert config.model.args == {"width": 4}
     assert space.defaults(resolve(layers)[0]) == {path: 16}
+
+
+def test_limit_of_the_parameter_itself_is_told_from_an_end_of_the_space():
+    participation = Parameter("train.participation", 0.1, 1.0)
+    assert is_limit(participation, "high", "fedavg")
+    assert not is_limit(participation, "low", "fedavg")
+    assert is_limit(Parameter("algorithm.mu", 0.0, 5.0), "low", "fedprox")
+    assert not is_limit(Parameter("algorithm.mu", 0.0, 5.0), "high", "fedprox")
+    assert is_limit(Parameter("algorithm.clusters", choices=(1, 2, 4)), "low", "ifca")
+    assert not is_limit(Parameter("algorithm.mu"), "low", "no such method")
+    assert not is_limit(Parameter("train.nothing.here"), "low", "fedavg")

@@ -22,13 +22,13 @@ def test_file_is_for_the_method_that_it_names_and_others_take_the_built_in_one(t
 
     assert list(spaces) == ["fedavg", "hfcd"]
     assert (spaces["fedavg"].source, spaces["hfcd"].source) == ("built in", str(path))
-    assert spaces["hfcd"].origins == {"train.optimizer.lr": f"{path}:3"}
+    assert spaces["hfcd"].parameters["train.optimizer.lr"].place == f"{path}:3"
 
 
 def test_file_for_a_method_that_is_not_searched_is_refused(tmp_path):
     with pytest.raises(
         ConfigError,
-        match=r"is for `hfcd`, which is not a method of this study. Methods of the study: fedavg",
+        match=r"s.yaml` has a search space for hfcd, and the study searches fedavg",
     ):
         library.load(["fedavg"], space_file(tmp_path, LR), rounds=10)
 

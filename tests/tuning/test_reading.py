@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, DataError
 from flbench.tuning.library import load
-from flbench.tuning.parameters import Int
-from flbench.tuning.reading import KINDS, parse
+from flbench.tuning.reading import FORMS, parameters, parse
 from tests.tuning.support import NO_CLOCK, space_file, space_in
 
 LR = "train.optimizer.lr: {loguniform: [0.001, 0.3]}"
@@ -23,9 +22,13 @@ WRONG = [
     "algorithm.tau: {uniform: [1, 1]}",
     "algorithm.tau: {loguniform: [0, 1]}",
     "algorithm.tau: {int: [0, 2.5]}",
-    "algorithm.tau: {quniform: [0, 1, 0]}",
+    "algorithm.tau: {quniform: [0, 10, 5]}",
+    "algorithm.tau: {uniform: [0, 1], points: 5}",
+    "algorithm.tau: {uniform: [0, .inf]}",
+    "algorithm.tau: {int: [1, 2], log: 3}",
+    "algorithm.tau: {int: [0, 2], log: true}",
+    "algorithm.tau: {uniform: [0, 1], when: algorithm.share}",
     "algorithm.tau: {int: [0, 1000000000000000000]}",
-    "algorithm.tau: {quniform: [0, 1, 0.3]}",
     "algorithm.tau: {choice: []}",
     "algorithm.share: {choice: [body, full, body]}",
     "algorithm.tau: {choice: [[1, 2]]}",
@@ -61,17 +64,17 @@ def test_value_that_a_condition_requires_must_occur(tmp_path):
         )
 
 
-def test_conditions_in_a_circle_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"circle: algorithm.a -> algorithm.b -> algorithm.a"):
+def test_condition_on_a_parameter_below_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"`algorithm.a` .*s.yaml:3.* `algorithm.b`"):
         space_in(
             tmp_path,
             "algorithm.a: {choice: [1, 2], when: {algorithm.b: 1}}",
-            "algorithm.b: {choice: [1, 2], when: {algorithm.a: 1}}",
+            "algorithm.b: {choice: [1, 2]}",
         )
 
 
 def test_conditions_that_contradict_each_other_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"`algorithm.c` can never be active.*s.yaml:5"):
+    with pytest.raises(ConfigError, match=r"`algorithm.c` \(.*s.yaml:5\) can never be active"):
         space_in(
             tmp_path,
             "algorithm.a: {choice: [1, 2]}",
@@ -113,8 +116,8 @@ def test_an_end_may_be_a_share_of_the_rounds(tmp_path, rounds, ends):
     space = space_in(tmp_path, entry, method="fedcpmd", rounds=rounds)
 
     parameter = space.parameters["algorithm.k_p"]
-    assert isinstance(parameter, Int)
-    assert parameter.limits == ends
+    assert parameter.whole
+    assert (parameter.low, parameter.high) == ends
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -129,7 +132,7 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
-KEYS = st.sampled_from([*KINDS, *KINDS, "when", "points", "log", "junk"])
+KEYS = st.sampled_from([*FORMS, *FORMS, "when", "points", "log", "junk"])
 ENTRIES = st.dictionaries(KEYS, VALUES, min_size=1, max_size=3) | VALUES
 PATHS = st.sampled_from(["algorithm.tau", "algorithm.x", "train.clip", "train", "", ".", "data.a"])
 
@@ -142,5 +145,11 @@ def test_any_tree_is_a_space_or_an_error_of_the_user(entries):
         space = parse({"method": "hfcd", "space": entries}, {}, "test", rounds=10)
     except ConfigError:
         return
-    params = space.assign(lambda path, parameter: parameter.at(0.5))
-    assert all(space.parameters[path].holds(value) for path, value in params.items())
+    params = space.assign(lambda parameter: parameter.grid()[0])
+    assert space.inside(params) == params
+
+
+@pytest.mark.parametrize("tree", [{}, {"space": 3}, {"space": {"algorithm.tau": {"int": "all"}}}])
+def test_damaged_record_of_a_study_is_named(tmp_path, tree):
+    with pytest.raises(DataError, match=r"study\.json"):
+        parameters(tree, tmp_path / "study.json")

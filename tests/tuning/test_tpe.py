@@ -14,7 +14,7 @@ pytest.importorskip("optuna")
 SPACE = space_of(
     "train.optimizer.lr: {loguniform: [0.001, 1.0]}",
     "algorithm.tau: {uniform: [0.0, 1.0]}",
-    "train.clip: {quniform: [0.1, 0.7, 0.1]}",
+    "train.clip: {uniform: [0.1, 0.7]}",
     "algorithm.lambda0: {int: [1, 9]}",
 )
 DEFAULTS = {
@@ -89,7 +89,7 @@ def test_trials_of_a_batch_differ():
 def test_region_where_trials_do_not_finish_is_left(state):
     """tau > 0.5 never finishes: fewer than a quarter of the modelled trials go there."""
     history: list[Observation] = []
-    proposer = OptunaSampler(SPACE, DEFAULTS, 0, 40)
+    proposer = OptunaSampler(SPACE, DEFAULTS, 1, 40)
     while len(history) < 40:
         for params in proposer.propose(history, 2):
             bad = params["algorithm.tau"] > 0.5
