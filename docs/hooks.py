@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args, get_origin
 
 from jinja2 import DictLoader
+from latex2mathml.converter import convert
 from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
@@ -66,6 +67,8 @@ API = {
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill the navigation with the generated pages, and let pages show doctests as code."""
     config.markdown_extensions.append(Docstrings())  # type: ignore[arg-type]
+    math = {"name": "math", "class": "math", "format": formula}
+    config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [math]}
     methods = [{"Overview": "methods/index.md"}]
     methods += [{name: f"methods/{name}.md"} for name in ALGORITHMS.load()]
     packages = [{"Overview": "api/index.md"}]
@@ -102,6 +105,8 @@ def pages() -> dict[str, str]:
     found["methods/index.md"] = methods_overview()
     found["reference/configuration.md"] = configuration_page()
     found["api/index.md"] = api_overview()
+    for path, file in READMES.items():
+        found[path] = readme(file)
     return found | {f"api/{name}.md": api_page(name) for name in API}
 
 
@@ -137,6 +142,22 @@ class _Docstrings(Preprocessor):
                 line = INNER_PRODUCT.sub("&lt;", re.sub(r"^(\s*)>", r"\1&gt;", line))
             found.append(line)
         return found[:-1]
+
+
+def formula(source: str, *_: Any, **__: Any) -> str:
+    """Return a block of LaTeX as MathML, which browsers draw without a script."""
+    return f'<div class="math">{convert(source, display="block")}</div>'
+
+
+# READMEs of folders, whose pages are links from the repository's root
+
+READMES = {"guides/mlflow.md": "mlflow/README.md", "guides/search-spaces.md": "tune/README.md"}
+
+
+def readme(file: str) -> str:
+    """Return the README of a folder as a page; other files of the folder are named without link."""
+    text = DOCS.parent.joinpath(file).read_text("utf-8").replace("](../docs/", "](../")
+    return re.sub(r"\[([^]]+)\]\((?!\.\./|https?:|#)[^)]+\)", r"`\1`", text)
 
 
 # Tutorials
@@ -292,25 +313,8 @@ def method_page(name: str, measured: dict[str, list[str]]) -> str:
         f" `tune/{name}.yaml` ([Tune methods](../guides/tune.md)).",
         "",
     ]
-    for title, hook, explanation in (
-        (
-            "Notes",
-            "notes",
-            "Before it starts, a run prints the notes that apply to its configuration: unusual"
-            " settings, and settings where the method equals another one. `...` stands for a"
-            " value.",
-        ),
-        (
-            "Requirements",
-            "requires",
-            "A run is refused with one of these sentences where the configuration does not meet a"
-            " requirement. `...` stands for a value.",
-        ),
-    ):
-        sentences = list(sentences_of(kind, hook))
-        if sentences:
-            lines += [f"## {title}", "", explanation, ""]
-            lines += [f"- {escape(sentence)}" for sentence in sentences] + [""]
+    if entry["needs"]:
+        lines += ["## Needs", "", *(f"- {escape(need)}" for need in entry["needs"]), ""]
     lines += ["## Measured", ""]
     if name in measured:
         lines += [
@@ -334,51 +338,6 @@ def summary_of(kind: type[Algorithm]) -> str:
     """Return the first sentence of a method's module, without the method's name in front."""
     text = (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n\n")[0].replace("\n", " ")
     return escape(text)
-
-
-def sentences_of(kind: type[Algorithm], hook: str) -> Iterator[str]:
-    """Yield the sentences in the source of a hook, the method's own or inherited.
-
-    A value that is known at run time only becomes `...`. Helpers of the same class count too.
-    """
-    seen: set[str] = set()
-    for base in kind.__mro__:
-        if base is Algorithm:
-            return
-        if hook not in vars(base):
-            continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(vars(base)[hook])))
-        docstring = ast.get_docstring(tree.body[0], clean=False)  # type: ignore[arg-type]
-        inner = {
-            id(part)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.JoinedStr)
-            for part in ast.walk(node)
-            if part is not node
-        }
-        for node in ast.walk(tree):
-            if id(node) in inner:
-                continue
-            text = template(node)
-            if text and text != docstring and len(text.split()) > 4 and text not in seen:
-                seen.add(text)
-                yield re.sub(rf"^{re.escape(kind.name)}: ", "", text)
-        if not any(
-            isinstance(node, ast.Attribute) and node.attr == hook for node in ast.walk(tree)
-        ):
-            return  # the hook does not ask its parent
-
-
-def template(node: ast.AST) -> str | None:
-    """Return the text of a string in the source, with `...` for its values; None for others."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        parts = [
-            template(part) if isinstance(part, ast.Constant) else "..." for part in node.values
-        ]
-        return "".join(part or "" for part in parts)
-    return None
 
 
 def results() -> dict[str, list[str]]:
@@ -545,6 +504,9 @@ def shown(field: FieldInfo) -> str:
 
 # API reference
 
+LATER = "---\nsearch:\n  boost: 0.2\n---\n"
+"""Head of a page that the search of the site lists after the guides."""
+
 
 def api_overview() -> str:
     """Return the page that lists the packages."""
@@ -565,7 +527,7 @@ def api_overview() -> str:
 
 def api_page(name: str) -> str:
     """Return the page of a package: one block of mkdocstrings for each of its modules."""
-    lines = [f"# flbench.{name}", "", f"{API[name]}.", ""]
+    lines = [LATER, f"# flbench.{name}", "", f"{API[name]}.", ""]
     for module in modules(f"flbench.{name}"):
         lines += [f"::: {module}", ""]
     return "\n".join(lines)

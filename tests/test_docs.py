@@ -27,7 +27,10 @@ from flbench.models import MODELS
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-ALL = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+ALL = [
+    *PAGES,
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md")),
+]
 
 
 INVENTED = {
@@ -177,7 +180,7 @@ def assert_keys_exist(text):
             config = config.model_fields[key].annotation
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=name_of)
+@pytest.mark.parametrize("page", ALL[-4:], ids=name_of)
 def test_links_lead_to_files(page):
     links = re.findall(r"\]\(([^)#]+)", page.read_text("utf-8"))
 
