@@ -32,9 +32,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flbench.algorithms import ALGORITHMS
-from flbench.comparison import plan
+from flbench.comparison.design import DEFAULTS, Design, LabelledLayer
 from flbench.comparison.folder import ComparisonFolder
-from flbench.comparison.plan import Design, LabelledLayer
 from flbench.config.resolve import resolve
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_file, from_values, merge
@@ -191,11 +190,11 @@ class Work:
                 won = _study(study).winner(method)
                 assert won is not None
                 layer = merge([layer, from_values(won.params, "study")])
-            layers.append(LabelledLayer(method, layer))
+            layers.append(LabelledLayer.of(method, layer))
         tuned = None if study is None else str(study)
         repetitions = self.repetitions if seeds is None else seeds
-        design = Design(base, tuple(layers), seeds=repetitions, tuned=tuned)
-        cells = plan.cells(design)
+        design = Design(base=base, methods=tuple(layers), seeds=repetitions, tuned=tuned)
+        cells = design.cells()
         root = self.out / name
         found = sorted(root.glob("*/comparison.json"))
         short = name.replace("/", "-")
@@ -254,7 +253,7 @@ class Work:
     ) -> Item:
         """Return a trial of a search."""
         trial = TrainingJob(method, "search", index, SEARCH_SEED, params)
-        config, origins = resolve([plan.DEFAULTS, *layers])
+        config, origins = resolve([DEFAULTS, *layers])
         job = Job(trial.name, method, "", "", 0, config, origins)
         item = Item(job, study / trial.name, lambda item, outcome: _record(study, trial, item))
         if item.is_done and not (item.path / "trial.json").is_file():  # the script was killed

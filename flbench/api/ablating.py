@@ -6,10 +6,9 @@ from inspect import signature
 from typing import Any
 
 from flbench.api import comparing
-from flbench.api.comparing import Asked
 from flbench.api.comparisons import PlannedComparison
 from flbench.comparison import ablation
-from flbench.config.sources import Layer, merge
+from flbench.comparison.design import Design
 from flbench.core.errors import ConfigError
 
 
@@ -43,34 +42,20 @@ def ablate(
     bound = signature(comparing.compare).bind([method], **options)
     bound.apply_defaults()
     given: dict[str, Any] = {"keys": keys, "values": values}
-    plan = partial(ablated, **given)
-    return comparing.call(ablate, bound.arguments, bound.arguments["keys"], plan, given)
+    variants = partial(ablated, **given)
+    return comparing.call(ablate, bound.arguments, bound.arguments["keys"], variants, given)
 
 
 def ablated(
-    asked: Asked, keys: str | Sequence[str] | None, values: Mapping[str, Any] | None
-) -> Asked:
-    """Return the comparison of a method with its variants, by what is asked of the method alone.
+    design: Design, keys: str | Sequence[str] | None, values: Mapping[str, Any] | None
+) -> Design:
+    """Return the comparison of a method with its variants, by the design of the method alone.
 
     Raises:
         ConfigError: There is not one method, or `keys` or `values` are wrong; see `ablate`.
     """
-    if len(asked.layers) != 1 or "" in asked.layers:
-        raise ConfigError("an ablation has one method. Name one: `flbench ablate hfcd`.")
-    if of_method := [key for key in asked.grid or {} if key.startswith(ablation.SECTION)]:
-        raise ConfigError(
-            f"`grid`: `{of_method[0]}` makes variants of the method. Name its values by `values`."
-        )
     if not isinstance(values or {}, Mapping):
         raise ConfigError(f"`values` must be a dict of lists of values by key, got {values!r}.")
-    [(label, layers)] = asked.layers.items()
-    alone = asked.own.get(label, Layer({}))
     names = [name.strip() for name in keys.split(",")] if isinstance(keys, str) else keys
     listed = {key: comparing.listed(key, some) for key, some in (values or {}).items()}
-    found = ablation.variants(label, [*layers, alone], names, listed)
-    return asked._replace(
-        layers=dict.fromkeys([label, *(one.label for one in found)], layers),
-        own={label: alone} | {one.label: merge([alone, one.layer]) for one in found},
-        reference=label,
-        optional=frozenset(one.label for one in found if one.is_optional),
-    )
+    return ablation.design_of(design, names, listed)

@@ -11,7 +11,6 @@ from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import Analysis, analyse
 from flbench.api.reporting import Comparison
 from flbench.calls import arguments
-from flbench.comparison import plan
 from flbench.comparison.collect import collect
 from flbench.comparison.folder import read_cells, read_design
 from flbench.jobs.folder import read_failures
@@ -93,7 +92,7 @@ class PlannedComparison(Comparison):
         rows = []
         for cell in read_cells(self.path):
             path = self.path / "cells" / cell.name
-            seed, partition_seed = plan.seeds_of(self._design, cell.repetition)
+            seed, partition_seed = self._design.seeds_of(cell.repetition)
             rows.append(
                 {
                     "method": cell.method,

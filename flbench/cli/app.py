@@ -786,8 +786,8 @@ def ablate(
         from flbench.cli import compare as command
 
     own = {**asked, "values": comparing.grid_of(asked["values"] or [], "values")}
-    plan = partial(ablating.ablated, **own)
-    command.called({**shared, "aliases": aliases}, "ablate", plan, own)
+    variants = partial(ablating.ablated, **own)
+    command.called({**shared, "aliases": aliases}, "ablate", variants, own)
 
 
 @app.command(no_args_is_help=True)

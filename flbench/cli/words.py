@@ -12,21 +12,34 @@ from flbench.core.registry import ALGORITHMS, MODELS
 def separate(items: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate the names among the words of a command from the overrides.
 
-    Names may be separated by commas.
+    Names may be separated by commas; a variant of a method is a word of its own.
 
     Raises:
         UserError: A name is given twice.
 
-    >>> separate(["hfcd,fedavg", "train.rounds=5"])
-    (['hfcd', 'fedavg'], ['train.rounds=5'])
+    >>> separate(["hfcd,fedavg", "train.rounds=5", "short: hfcd tau=0.1"])
+    (['hfcd', 'fedavg', 'short: hfcd tau=0.1'], ['train.rounds=5'])
     """
-    names = _names(item for item in items if "=" not in item)
-    return names, [item for item in items if "=" in item]
+    overrides = [item for item in items if "=" in item and not is_variant(item)]
+    return _names(item for item in items if item not in overrides), overrides
+
+
+def is_variant(word: str) -> bool:
+    """Return whether a word is a variant of a method: `LABEL: NAME KEY=VALUE ...`.
+
+    The label may be left out.
+
+    >>> [is_variant(word) for word in ("short: hfcd tau=0.1", "hfcd tau=1", "seed = 1", "hfcd, ft")]
+    [True, True, False, False]
+    """
+    before, sign, _ = word.strip().partition("=")
+    return ": " in before or (bool(sign) and " " in before.strip())
 
 
 def _names(texts: Iterable[str]) -> list[str]:
-    """Return names that are separated by commas, each one once."""
-    names = [name.strip() for name in ",".join(texts).split(",") if name.strip()]
+    """Return names that are separated by commas, and variants, each one once."""
+    split = ([text] if is_variant(text) else text.split(",") for text in texts)
+    names = [name.strip() for some in split for name in some if name.strip()]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"`{name}` is named twice. Name it once.")
@@ -49,12 +62,15 @@ def one_name(items: Sequence[str], kind: str) -> tuple[str | None, list[str]]:
     return (names[0] if names else None), overrides
 
 
-def methods(items: Sequence[str], algo: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+def methods(
+    items: Sequence[str], algo: Sequence[str], *, variants: bool = False
+) -> tuple[tuple[str, ...], list[str]]:
     """Separate the methods from the overrides among the words of a command.
 
     Args:
         items: Words of the command.
         algo: Values of `--algo`, which stand for words.
+        variants: Whether the words can be variants of methods; see `is_variant`.
 
     Returns:
         The names of the methods, and the overrides. Classes of the user are registered.
@@ -69,7 +85,9 @@ def methods(items: Sequence[str], algo: Sequence[str]) -> tuple[tuple[str, ...],
             f"`{' '.join(names)}` and --algo {','.join(algo)} both name methods. Name all of them"
             " in one place."
         )
-    return tuple(map(_method, names or _names(algo))), overrides
+    named = names or _names(algo)
+    kept = {one for one in named if variants and is_variant(one)}
+    return tuple(one if one in kept else _method(one) for one in named), overrides
 
 
 def _method(name: str) -> str:

@@ -1,18 +1,49 @@
-"""The plan of an ablation: a method, and the method with one of its keys at another value."""
+"""The design of an ablation: a method, and the method with one of its keys at another value."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from flbench.analysis.arrangement import METHOD
-from flbench.comparison.plan import DEFAULTS, FIXED, LabelledLayer
+from flbench.comparison.design import DEFAULTS, FIXED, SECTION, Design, LabelledLayer
 from flbench.config.key_types import choices_of
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, from_values, leaves
+from flbench.config.sources import Layer, from_values, leaves, merge
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.results.differences import short_names, text_of
 
 ORIGIN: Final = "ablation"  # of the value in which a variant differs from the method
-SECTION: Final = "algorithm."
+
+
+def design_of(
+    design: Design, keys: Sequence[str] | None, values: Mapping[str, Sequence[Any]]
+) -> Design:
+    """Return the design of a comparison of a method with its variants.
+
+    Args:
+        design: The design with the method alone.
+        keys: See `variants`.
+        values: See `variants`.
+
+    Raises:
+        ConfigError: There is not one method, or `keys` or `values` are wrong; see `variants`.
+    """
+    if len(design.methods) != 1:
+        raise ConfigError("an ablation has one method. Name one: `flbench ablate hfcd`.")
+    if of_method := [key for key in design.grid if key.startswith(SECTION)]:
+        raise ConfigError(
+            f"`grid`: `{of_method[0]}` makes variants of the method. Name its values by `values`."
+        )
+    [full] = design.methods
+    found = [
+        LabelledLayer.of(
+            one.label,
+            merge([full.layer, one.layer]),
+            own=full.own,
+            is_optional=one.is_optional,
+        )
+        for one in variants(full.label, [design.base, full.layer], keys, values)
+    ]
+    return design.altered(methods=(full, *found), reference=full.label)
 
 
 def variants(
@@ -63,7 +94,9 @@ def variants(
             # The texts tell `true` from 1.
             if key in own and own[key] == value and text_of(own[key]) == text_of(value):
                 continue
-            found[one] = LabelledLayer(one, from_values({key: value}, ORIGIN), key in tried)
+            found[one] = LabelledLayer.of(
+                one, from_values({key: value}, ORIGIN), is_optional=key in tried
+            )
     if not found:
         raise ConfigError(
             f"{label} has no on/off or choice key with another value. Name the values of a key by"

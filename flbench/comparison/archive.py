@@ -6,12 +6,8 @@ be recomputed and extended. Paths of the machine that trained them are left out.
 
 import io
 import json
-import os
-import shutil
-import signal
 import tarfile
 import tempfile
-import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +24,7 @@ from flbench.core.archives import (
     without_folders,
 )
 from flbench.core.documents import as_data_error, read_json, read_yaml
-from flbench.core.errors import DataError, UserError
+from flbench.core.errors import UserError
 from flbench.core.plain_yaml import to_yaml
 from flbench.results import folders, study_folder
 from flbench.results.reading import is_finished
@@ -41,8 +37,6 @@ KEPT: Final = (
 )
 """Files of the folders of runs, studies and trials that an archive has. Checkpoints and pages are
 left out."""
-MOST_RUNS: Final = 10_000
-"""Largest number of runs of an archive."""
 KNOWN: Final = frozenset({*KEPT, MARKER})
 """Names of the files that an archive may have."""
 SHARED: Final = ("partition.json", "partition.npz")
@@ -104,13 +98,12 @@ def pack(paths: Sequence[Path], file: Path) -> int:
                     " one of them, or pack them into two archives."
                 )
     content = _compressed(found)
-    configs = sum(one.name == "config.yaml" for one in found.values())
     size = sum(one.stat().st_size + 1024 for one in found.values())  # with headers and padding
-    if configs > MOST_RUNS or len(found) > MOST_FILES or size > largest_content(len(content)):
+    if len(found) > MOST_FILES or size > largest_content(len(content)):
         raise UserError(
-            f"{configs:,} runs with {len(found):,} files and {size:,} bytes are more than an"
-            f" archive may have when it is read: {MOST_RUNS:,} runs, {MOST_FILES:,} files, and"
-            f" {LARGEST_RATIO} times its own size. Pack them into several archives."
+            f"{len(found):,} files with {size:,} bytes are more than an archive may have when it is"
+            f" read: {MOST_FILES:,} files, and {LARGEST_RATIO} times its own size. Pack them into"
+            " several archives."
         )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -184,58 +177,22 @@ def archives(path: Path) -> list[Path]:
 class Unpacked:
     """An archive in a temporary folder, which is deleted together with this object.
 
-    The folder is private to the user. It is deleted when the process ends, by SIGTERM too.
-
     Args:
         file: The archive.
 
     Attributes:
-        path: The folder.
+        path: The folder, which is private to the user.
 
     Raises:
-        DataError: The archive is damaged, has what an archive of results does not have, or has more
-            than `MOST_RUNS` runs.
+        DataError: The archive is damaged, or has what an archive of results does not have.
     """
 
     def __init__(self, file: Path) -> None:
-        self._file, self._runs = file, 0
-        _delete_after_sigterm()
-        self.path = Path(tempfile.mkdtemp(prefix="flbench-"))
-        self._delete = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-        _unpacked.add(self)
-        try:
-            unpack(file, self.path, self._is_known)
-        except DataError:
-            self._delete()
-            raise
-
-    def _is_known(self, name: str) -> bool:
-        """Return whether the archive may have one more file of a name."""
-        self._runs += name == "config.yaml"
-        if self._runs > MOST_RUNS:
-            raise DataError(
-                f"{self._file} has more than {MOST_RUNS:,} runs. Pack them into several archives."
-            )
-        return name in KNOWN
+        self._file, folder = file, tempfile.TemporaryDirectory(prefix="flbench-")
+        weakref.finalize(self, folder.cleanup)
+        self.path = Path(folder.name)
+        unpack(file, self.path, KNOWN.__contains__)
 
     def name(self, path: Path) -> str:
         """Return the name of a folder of the archive for users: `ARCHIVE/FOLDER`."""
         return (self._file / path.relative_to(self.path)).as_posix()
-
-
-_unpacked: "weakref.WeakSet[Unpacked]" = weakref.WeakSet()
-
-
-def _delete_after_sigterm() -> None:
-    """Let SIGTERM delete the folders before it ends the process, unless it has another handler."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _delete_and_end)
-
-
-def _delete_and_end(number: int, _: object) -> None:
-    """Delete the folders, and end the process as the signal does without a handler."""
-    for one in list(_unpacked):
-        shutil.rmtree(one.path, ignore_errors=True)
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)

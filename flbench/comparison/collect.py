@@ -1,6 +1,6 @@
 """The runs at or below folders, with the labels of their methods."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,12 +11,11 @@ from flbench.comparison.folder import (
     TUNING,
     is_cell,
     read_cells,
-    read_design,
 )
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import UserError
 from flbench.core.own_names import checked
-from flbench.jobs.folder import FAILURES, read_failures
+from flbench.jobs.folder import read_failures
 from flbench.results import folders, reading, study_folder
 from flbench.results.left_out import LeftOut
 from flbench.results.reading import StoredRun
@@ -31,8 +30,7 @@ class Collection:
 
     Attributes:
         runs: The runs, finished or not, ordered by path.
-        labels: Label of the method by run folder, for runs of studies, and for tuned runs beside
-            others.
+        labels: Label of the method by run folder, for runs that are not named by their keys.
         names: Name for users by run folder, for runs of archives.
         unpacked: The archives; the folders of their runs exist as long as these objects.
         notes: Sentences about what is left out, about where the runs come from, which limits what
@@ -104,13 +102,26 @@ def collect(paths: Sequence[Path]) -> Collection:
                 raise UserError(f"{path} has no run below it.")
     if not runs:
         left_out.raise_first()
-    labels |= _tuned(runs, left_out)
-    reference, more = _beside_reference(runs, left_out)
-    labels |= more
-    comparisons = dict.fromkeys(run.path.absolute().parents[1] for run in runs if is_cell(run.path))
-    notes += _about_tuning(comparisons, left_out)
-    notes += _failed(comparisons, left_out)
-    sentences = (*left_out.sentences, *notes)
+    folders_of = [run.path.absolute().parents[1] if is_cell(run.path) else None for run in runs]
+    is_alone = len({*folders_of}) == 1
+    reference, tuned = None, {}
+    for folder in dict.fromkeys(filter(None, folders_of)):
+        with left_out.catching(folder), as_data_error(folder / MARKER):
+            about = read_json(folder / MARKER)
+            mine = [run.path for run, of in zip(runs, folders_of, strict=True) if of == folder]
+            # Beside other runs, labels of variants could stand for runs of other keys.
+            reference = about.get("reference") if is_alone else None
+            cells = {cell["name"]: cell for cell in about["cells"]}
+            for path, cell in ((path, cells[path.name]) for path in mine if path.name in cells):
+                label = checked(cell["method"], "the name of a method")
+                if cell.get("own") or reference is not None:
+                    labels[path] = label
+                elif about.get("tuned") and label.partition(" ")[0] not in about.get("untuned", ()):
+                    tuned[path] = f"{label} tuned"
+            notes += list(map(str, about.get(TUNING, [])))[:MOST_SENTENCES]
+            notes += _failed(folder)
+    labels |= tuned if len(tuned) < len(runs) else {}
+    sentences = (*left_out.sentences, *dict.fromkeys(notes))
     return Collection(tuple(runs), labels, names, tuple(unpacked), sentences, reference)
 
 
@@ -123,31 +134,15 @@ def _checked(run: StoredRun) -> StoredRun:
     return run
 
 
-def _about_tuning(comparisons: Iterable[Path], left_out: LeftOut) -> list[str]:
-    """Return the sentences that the reports of comparisons repeat."""
-    found: dict[str, None] = {}
-    for folder in comparisons:
-        with left_out.catching(folder):
-            sentences = read_json(folder / MARKER).get(TUNING, [])
-            with as_data_error(folder / MARKER):
-                found |= dict.fromkeys(map(str, [*sentences][:MOST_SENTENCES]))
-    return list(found)
-
-
-def _failed(comparisons: Iterable[Path], left_out: LeftOut) -> list[str]:
+def _failed(comparison: Path) -> list[str]:
     """Return a sentence for each method some of whose cells failed, with the first reason."""
+    reasons = read_failures(comparison)
+    cells = read_cells(comparison) if reasons else []
     found: list[str] = []
-    for comparison in comparisons:
-        if not (comparison / FAILURES).is_file():
-            continue
-        with left_out.catching(comparison), as_data_error(comparison / FAILURES):
-            reasons = read_failures(comparison)
-            cells = read_cells(comparison) if reasons else []
-            for method in dict.fromkeys(cell.method for cell in cells):
-                mine = [cell.name for cell in cells if cell.method == method]
-                why = [str(reasons[name]) for name in mine if name in reasons]
-                if why:
-                    found.append(f"{method}: {len(why)} of {len(mine)} cells failed. {why[0]}")
+    for method in dict.fromkeys(cell.method for cell in cells):
+        mine = [cell.name for cell in cells if cell.method == method]
+        if why := [str(reasons[name]) for name in mine if name in reasons]:
+            found.append(f"{method}: {len(why)} of {len(mine)} cells failed. {why[0]}")
     return found[:MOST_SENTENCES]
 
 
@@ -171,59 +166,6 @@ def _without_finals(study: str) -> str:
         f"{study} has no finished final training, so there is nothing to compare. `flbench show`"
         " prints its trials. Resume the study, or give it final trainings: flbench tune --seeds 5."
     )
-
-
-def _tuned(runs: Sequence[StoredRun], left_out: LeftOut) -> dict[Path, str]:
-    """Return the labels of the cells whose methods are tuned, if there are other runs too."""
-    labels = {}
-    tuned: dict[Path, dict[str, str]] = {}  # label by name of the cell, of each comparison
-    for run in runs:
-        if is_cell(run.path):
-            comparison = run.path.absolute().parents[1]
-            if comparison not in tuned:
-                tuned[comparison] = {}
-                with left_out.catching(comparison):
-                    tuned[comparison] = _tuned_cells(comparison / MARKER)
-            if label := tuned[comparison].get(run.path.name):
-                labels[run.path] = label
-    return labels if len(labels) < len(runs) else {}
-
-
-def _tuned_cells(file: Path) -> dict[str, str]:
-    """Return the labels of the cells with tuned parameters of a comparison by their names.
-
-    A label of a method begins with its name, behind which a variant has its keys.
-    """
-    tree = read_json(file)
-    with as_data_error(file):
-        untuned = {*map(str, tree.get("untuned", []))}
-        return {
-            cell["name"]: f"{label} tuned"
-            for cell in (tree.get("cells", []) if tree.get("tuned") else [])
-            if (label := checked(cell["method"], "the name of a method")).partition(" ")[0]
-            not in untuned
-        }
-
-
-def _beside_reference(
-    runs: Sequence[StoredRun], left_out: LeftOut
-) -> tuple[str | None, dict[Path, str]]:
-    """Return the reference of the comparison that all runs are cells of, and the runs' labels.
-
-    The labels are those of the plan, which name what differs from the reference. Beside other runs,
-    methods are named by all keys in which their runs differ.
-    """
-    folders = {run.path.absolute().parents[1] if is_cell(run.path) else None for run in runs}
-    folder = folders.pop() if len(folders) == 1 else None
-    if folder is None:
-        return None, {}
-    with left_out.catching(folder), as_data_error(folder / MARKER):
-        design, _ = read_design(folder)
-        if design.reference is not None:
-            labels = {cell.name: checked(cell.method, "a method") for cell in read_cells(folder)}
-            if all(run.path.name in labels for run in runs):
-                return design.reference, {run.path: labels[run.path.name] for run in runs}
-    return None, {}
 
 
 def _finals(study: StoredStudy, runs: list[StoredRun], left_out: LeftOut) -> dict[Path, str]:

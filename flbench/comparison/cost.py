@@ -1,20 +1,15 @@
-"""What a comparison will train and what it will cost, estimated before it starts."""
+"""What a comparison will train and what it will cost, said before it starts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from statistics import fmean
 from typing import Any
 
 from flbench.analysis.sampling import VARIED, Sampling
-from flbench.comparison.plan import Design
 from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.reuse import FoundRuns
-from flbench.experiment.estimate import PROCESSES, WORKERS
 from flbench.jobs import estimate
+from flbench.jobs.estimate import Estimate
 from flbench.jobs.job import Job
-from flbench.reports.tables import size
-from flbench.reports.terminal import duration
 
 
 @dataclass(frozen=True)
@@ -22,130 +17,82 @@ class ComparisonCost:
     """What a comparison trains, and its estimated time and memory.
 
     Attributes:
-        methods: Labels of the methods.
-        places: Labels of data sets and settings.
-        design: What the user asked for.
-        cells: Number of cells.
-        left: Number of cells that are not finished, and do not exist elsewhere.
-        rounds: Rounds of all cells that are not finished.
-        jobs: Cells at once.
-        seconds: Estimated seconds of a cell by method, the mean over the places.
-        measured: Labels of the methods that were measured.
-        total: Estimated seconds of all cells that are not finished.
-        memory: Estimated bytes of the process of one cell.
+        prepared: The comparison.
+        left: Its cells that are to be trained.
         found: Finished runs that are used again as cells.
+        cost: Time and memory.
     """
 
-    methods: tuple[str, ...]
-    places: tuple[str, ...]
-    design: Design
-    cells: int
-    left: int
-    rounds: int
-    jobs: int
-    seconds: Mapping[str, float]
-    measured: tuple[str, ...]
-    total: float
-    memory: int
+    prepared: PreparedComparison
+    left: Sequence[Job]
     found: FoundRuns
+    cost: Estimate
+
+    @property
+    def _places(self) -> list[str]:
+        """Labels of data sets and settings."""
+        return list(dict.fromkeys(cell.place for cell in self.prepared.cells))
+
+    @property
+    def _rounds(self) -> int:
+        """Rounds of all cells that are not finished."""
+        return sum(cell.config.train.rounds for cell in self.left)
 
     def tree(self) -> dict[str, Any]:
         """Return the plan and the estimates as values of JSON."""
+        design = self.prepared.design
         return {
-            "methods": list(self.methods),
-            "places": list(self.places),
-            "repetitions": self.design.seeds,
-            "vary": self.design.vary,
-            "reference": self.design.reference,
-            "cells": self.cells,
-            "left": self.left,
+            "methods": list(self.cost.seconds),
+            "places": self._places,
+            "repetitions": design.seeds,
+            "vary": design.vary,
+            "reference": design.reference,
+            "cells": len(self.prepared.cells),
+            "left": len(self.left),
             "reused": len(self.found.runs),
-            "rounds": self.rounds,
-            "jobs": self.jobs,
-            "seconds": {
-                "cell": dict(self.seconds),
-                "measured": list(self.measured),
-                "total": self.total,
-            },
-            "memory": {"cell": self.memory, "total": self.memory * self.jobs},
+            "rounds": self._rounds,
+            "jobs": self.cost.at_once,
+            **self.cost.tree(),
         }
 
     def sentences(self) -> list[str]:
         """Return the plan and the estimates as sentences for the user."""
-        left = "" if self.left == self.cells else f", of which {self.left} are not finished"
+        design, methods = self.prepared.design, list(self.cost.seconds)
+        cells, left = len(self.prepared.cells), len(self.left)
         found = [
-            f"plan: {_count(len(self.methods), 'method')} ({', '.join(self.methods)}),"
-            f" {_count(len(self.places), 'place')} ({'; '.join(self.places)}),"
-            f" {_count(self.design.seeds, 'repetition')}: {_count(self.cells, 'cell')}{left},"
-            f" {self.rounds:,} rounds.",
+            f"plan: {_count(len(methods), 'method')} ({', '.join(methods)}),"
+            f" {_count(len(self._places), 'place')} ({'; '.join(self._places)}),"
+            f" {_count(design.seeds, 'repetition')}: {_count(cells, 'cell')}"
+            f"{'' if left == cells else f', of which {left} are not finished'},"
+            f" {self._rounds:,} rounds.",
         ]
-        if self.design.seeds > 1:
+        if design.seeds > 1:
             found.append(
-                f"plan: {VARIED[self.design.vary]}. All methods of a repetition have the same"
-                " seeds."
+                f"plan: {VARIED[design.vary]}. All methods of a repetition have the same seeds."
             )
-            if why_not := Sampling(self.design.vary).why_not:
+            if why_not := Sampling(design.vary).why_not:
                 found.append(
                     f"plan: {why_not} support no claim that a method is better. `--vary both` does."
                 )
-        if self.design.reference is not None:
-            found.append(f"plan: the others are compared with {self.design.reference}.")
-        found += self.found.sentences(self.cells)
-        if self.design.tuned is not None:
-            others = f" but {', '.join(self.design.untuned)}" if self.design.untuned else ""
-            found.append(
-                f"plan: the methods{others} have the best parameters of {self.design.tuned}."
-            )
-        each = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.seconds.items())
-        found.append(
-            f"cost: about {duration(self.total)} with {_count(self.jobs, 'cell')} at once, and"
-            f" {size(self.memory * self.jobs)} of memory. One cell takes: {each}."
-        )
-        found += estimate.assumed(self.methods, self.measured)
-        return found
+        if design.reference is not None:
+            found.append(f"plan: the others are compared with {design.reference}.")
+        found += self.found.notes
+        if design.tuned is not None:
+            others = f" but {', '.join(design.untuned)}" if design.untuned else ""
+            found.append(f"plan: the methods{others} have the best parameters of {design.tuned}.")
+        return [*found, *self.cost.sentences()]
 
 
-def measure(prepared: PreparedComparison, left: Sequence[Job], reused: FoundRuns) -> ComparisonCost:
-    """Estimate the cost of a comparison from a few training steps of each method.
-
-    See `jobs.estimate.measure`.
+def measure(prepared: PreparedComparison, left: Sequence[Job], found: FoundRuns) -> ComparisonCost:
+    """Estimate the cost of a comparison; see `jobs.estimate.measure`.
 
     Args:
         prepared: The comparison.
         left: Its cells that are to be trained.
-        reused: Finished runs that are used again as cells.
+        found: Finished runs that are used again as cells.
     """
-    measured = estimate.measure(
-        ((cell.method, cell.place), cell.config, partial(prepared.samples.federation, cell))
-        for cell in prepared.cells
-        if not cell.repetition
-    )
-    found = measured.seconds
-    at_once = prepared.resources.concurrent
-    methods = tuple(dict.fromkeys(cell.method for cell in prepared.cells))
-    places = tuple(dict.fromkeys(cell.place for cell in prepared.cells))
-    seconds = {
-        method: fmean([found[key] for key in found if key[0] == method] or [measured.mean])
-        for method in methods
-    }
-    each = [found.get((cell.method, cell.place), seconds[cell.method]) for cell in left]
-    total = max(sum(each) / at_once, *each) if each else 0.0
-    if at_once > 1 and each:
-        total += WORKERS if prepared.resources.gpus else PROCESSES
-    return ComparisonCost(
-        methods=methods,
-        places=places,
-        design=prepared.design,
-        cells=len(prepared.cells),
-        left=len(left),
-        rounds=sum(cell.config.train.rounds for cell in left),
-        jobs=at_once,
-        seconds=seconds,
-        measured=tuple(dict.fromkeys(method for method, _ in found)),
-        total=total,
-        memory=measured.memory,
-        found=reused,
-    )
+    cost = estimate.measure(prepared.cells, left, prepared.samples.federation, prepared.resources)
+    return ComparisonCost(prepared, left, found, cost)
 
 
 def _count(number: int, noun: str) -> str:

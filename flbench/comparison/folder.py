@@ -1,4 +1,4 @@
-"""The folder of a comparison: its plan in comparison.json, and a run folder for each cell."""
+"""The folder of a comparison: its design in comparison.json, and a run folder for each cell."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from flbench.comparison.plan import Design
+from flbench.comparison.design import Design
 from flbench.config import trust
 from flbench.core.documents import as_data_error, read_json
-from flbench.core.errors import DataError
 from flbench.core.text import redact_address
 from flbench.jobs.folder import JobFolder
 from flbench.jobs.job import Job
 
 MARKER: Final = "comparison.json"
 FORMAT: Final = 1
+ABOUT: Final = ("id", "created", "command")
 TUNING: Final = "about_tuning"
 """Entry of comparison.json with the sentences that its report repeats, such as those about the
 parameters that a study has found."""
@@ -32,6 +32,7 @@ class CellEntry:
         repetition: Number of the repetition, from 0.
         data: Name of the data set.
         scheme: Name of the scheme of the partition.
+        own: Whether somebody chose the label; see `LabelledLayer`.
     """
 
     name: str
@@ -40,13 +41,14 @@ class CellEntry:
     repetition: int
     data: str
     scheme: str
+    own: bool = False
 
     @classmethod
-    def of(cls, cell: Job) -> Self:
+    def of(cls, cell: Job, *, own: bool) -> Self:
         """Return the entry of a cell."""
         config = cell.config
         data, scheme = cell.data or config.data.title, config.partition.title
-        return cls(cell.name, cell.method, cell.place, cell.repetition, data, scheme)
+        return cls(cell.name, cell.method, cell.place, cell.repetition, data, scheme, own)
 
 
 def is_cell(path: Path) -> bool:
@@ -61,7 +63,7 @@ def is_comparison(path: Path) -> bool:
 
 
 class ComparisonFolder(JobFolder):
-    """The folder of a comparison."""
+    """The folder of a comparison, which can be the folder of something else, too."""
 
     marker = MARKER
     option = "out"
@@ -81,13 +83,16 @@ class ComparisonFolder(JobFolder):
             cells: Its cells.
             about: More entries: when and how the comparison began.
         """
-        tree = design.tree()
+        tree = design.model_dump(mode="json")
         for layer in (tree["base"], *tree["methods"]):
             layer["tree"] = _without_secrets(layer["tree"])
-        entries = [vars(CellEntry.of(cell)) for cell in cells]
+        own = [f"{one.label} " for one in design.methods if one.own]  # variants have more words
+        entries = [
+            vars(CellEntry.of(cell, own=f"{cell.method} ".startswith(tuple(own)))) for cell in cells
+        ]
         content = {"format": FORMAT, **about, **tree, "cells": entries}
         self.write(MARKER, json.dumps(content, indent=1) + "\n")
-        trust.record(self.path, design_in(read_json(self.path / MARKER)))
+        trust.record(self.path, design_in(content))
 
 
 def _without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,12 +105,8 @@ def _without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def design_in(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of comparison.json that says what is trained."""
-    layers = {
-        key: tree[key]["tree"] if key == "base" else [one["tree"] for one in tree[key]]
-        for key in ("base", "methods", "data")
-        if key in tree
-    }
-    return {**layers, "grid": tree.get("grid")}
+    layers = [tree.get("base", {}), *tree.get("methods", []), *tree.get("data", [])]
+    return {"layers": [one.get("tree") for one in layers], "grid": tree.get("grid")}
 
 
 def read_design(path: Path) -> tuple[Design, dict[str, Any]]:
@@ -120,16 +121,9 @@ def read_design(path: Path) -> tuple[Design, dict[str, Any]]:
     """
     ComparisonFolder.check(path)
     tree = read_json(path / MARKER)
-    try:
-        design = Design.from_tree(tree)
-        about = {key: tree[key] for key in ("id", "created", "command")}
-        about |= {TUNING: tree[TUNING]} if TUNING in tree else {}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{path / MARKER} is damaged ({error!r}). Restore it from a copy, or start a new"
-            " comparison."
-        ) from error
-    return design, about
+    with as_data_error(path / MARKER):
+        about = {key: tree[key] for key in ABOUT} | {TUNING: tree.get(TUNING, [])}
+        return Design.model_validate(tree), about
 
 
 def read_cells(path: Path) -> list[CellEntry]:
@@ -142,6 +136,6 @@ def read_cells(path: Path) -> list[CellEntry]:
         UserError: The path is not the folder of a comparison.
         DataError: comparison.json is damaged.
     """
-    read_design(path)
+    ComparisonFolder.check(path)
     with as_data_error(path / MARKER):
         return [CellEntry(**entry) for entry in read_json(path / MARKER)["cells"]]

@@ -245,7 +245,7 @@ class ComparisonMirror(TreeMirror):
                 mlflow_files.send_data_sets(root, map(self._path, finished))
         root.set_tags(
             {
-                "design": _digest(self._design.tree()),
+                "design": _digest(self._design.model_dump(mode="json")),
                 "vary": self._design.vary,
                 "tuned": self._design.tuned,
                 "untuned": ", ".join(self._design.untuned) or None,

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final
 
 from flbench.experiment.estimate import START, WORKERS
 from flbench.jobs import estimate
+from flbench.jobs.job import Job
 from flbench.jobs.repetitions import Vary
 from flbench.reports.tables import size
 from flbench.reports.terminal import duration
@@ -140,7 +142,9 @@ class StudyCost:
             f" {size(self.memory * self.concurrent)} of memory. A complete training with default"
             f" parameters takes: {each}."
         )
-        sentences += estimate.assumed(self.methods, self.measured)
+        others = [name for name in self.methods if name not in self.measured]
+        if others:
+            sentences.append(f"cost: {', '.join(others)} not measured; the mean is assumed.")
         if self.varying:
             sentences.append(
                 f"cost: the search varies {', '.join(self.varying)}, which changes these times."
@@ -162,9 +166,10 @@ def measure(prepared: PreparedStudy) -> StudyCost:
         prepared: The study.
     """
     request, config = prepared.request, prepared.config
-    measured = estimate.measure(
-        (method, mine, lambda: prepared.federation) for method, mine in prepared.configs.items()
-    )
+    jobs = [Job(name, name, "", "", 0, mine, {}) for name, mine in prepared.configs.items()]
+    found = estimate.measure(jobs, jobs, lambda job: prepared.federation, prepared.resources)
+    measured = {name: one for name, one in found.seconds.items() if one is not None}
+    mean = fmean(measured.values()) if measured else START
     varying = {key for space in prepared.spaces.values() for key in space.parameters}
     return StudyCost(
         methods=request.methods,
@@ -173,9 +178,9 @@ def measure(prepared: PreparedStudy) -> StudyCost:
         seeds=request.seeds,
         concurrent=prepared.resources.concurrent,
         grace=prepared.settings.grace if request.scheduler == "asha" else None,
-        seconds={method: measured.seconds.get(method, measured.mean) for method in request.methods},
-        measured=tuple(measured.seconds),
-        memory=measured.memory,
+        seconds={method: measured.get(method, mean) for method in request.methods},
+        measured=tuple(measured),
+        memory=found.memory,
         engine=prepared.resources.engine.name,
         varying=tuple(sorted(key for key in varying if key.endswith(SHARES))),
         vary=request.vary if prepared.partitions else "training",

@@ -11,7 +11,7 @@ import typer
 import flbench as fl
 from flbench.cli import app
 from flbench.cli.declared import arguments, for_command
-from flbench.comparison.plan import Design
+from flbench.comparison.design import Design
 from flbench.config.schema import Config
 from flbench.core.errors import ConfigError
 from flbench.tuning.request import TuneRequest, check
@@ -32,7 +32,7 @@ PYTHON_ONLY = {"self", "progress", "callbacks", "logger", "trust"}
 """`trust` is `--run-code`, which is there for folders too."""
 DEFAULTS = {
     fl.tune: {one.name: one.default for one in dataclasses.fields(TuneRequest)},
-    fl.compare: {one.name: one.default for one in dataclasses.fields(Design)}
+    fl.compare: {name: one.default for name, one in Design.model_fields.items()}
     | {"out": "comparisons"},
 }
 """Defaults of arguments that are None if they are not given."""

@@ -16,9 +16,10 @@ from flbench.algorithms import ALGORITHMS, Paper
 from flbench.algorithms.fedavg import FedAvg
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
-from flbench.api import comparing
+from flbench.api import campaigns
 from flbench.cli import app
 from flbench.comparison.ablation import variants
+from flbench.comparison.design import Design
 from flbench.config.resolve import resolve
 from flbench.config.schema import AlgorithmConfig
 from flbench.config.sources import from_overrides, from_values, leaves
@@ -259,11 +260,11 @@ def test_a_method_without_a_choice_is_refused_with_what_can_be_given():
 def test_python_and_command_line_plan_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     designs = []
 
-    def start(asked: comparing.Asked, *given: Any, **options: Any) -> Any:
-        designs.append(comparing.design_of(asked))
+    def start(design: Design, *given: Any, **options: Any) -> Any:
+        designs.append(design)
         raise ConfigError("planned")
 
-    monkeypatch.setattr(comparing, "start", start)
+    monkeypatch.setattr(campaigns, "start", start)
     words = ["--keys", "contrast,share", "--values", "tau=0.5,2", "--seeds", "4", "--vary"]
     words += ["training", "--grid", "partition.alpha=0.1,1", "train.rounds=2"]
     assert app.main(["ablate", "hfcd", *words]) == 2

@@ -2,16 +2,16 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import flbench as fl
 from flbench.api import comparing
+from flbench.comparison.design import Design, LabelledLayer
 from flbench.comparison.folder import TUNING
-from flbench.comparison.plan import Design, LabelledLayer, cells
 from flbench.comparison.prepare import prepare
+from flbench.comparison.tuned import with_best
 from flbench.config.sources import from_overrides, from_values, merge
 from flbench.core.errors import ConfigError
 from flbench.jobs.samples import LoadedSamples
@@ -39,8 +39,9 @@ def study(tmp_path_factory):
 def design(study, *keys, **options):
     values = {**KEYS, "train.rounds": 1, **dict(keys)}
     base = merge([from_overrides([f"{key}={value}" for key, value in values.items()])])
-    method = LabelledLayer("fedavg", from_values({"algorithm.name": "fedavg", **BEST}, "test"))
-    return Design(base, (method,), tuned=str(study), **{"seeds": 2, **options})
+    method = LabelledLayer.of("fedavg", from_values({"algorithm.name": "fedavg", **BEST}, "test"))
+    options = {"seeds": 2, "tuned": str(study), **options}
+    return Design(base=base, methods=(method,), **options)
 
 
 def notes(one):
@@ -75,7 +76,7 @@ def test_each_key_that_differs_is_named_with_both_values(study, key, value, ther
     one = design(study, (key, value), ("seed", 1))
     if key.startswith("algorithm."):
         layer = from_values({"algorithm.name": "fedavg", key: value, **BEST}, "test")
-        one = replace(design(study, ("seed", 1)), methods=(LabelledLayer("fedavg", layer),))
+        one = design(study, ("seed", 1)).altered(methods=(LabelledLayer.of("fedavg", layer),))
 
     with pytest.raises(ConfigError) as refused:
         prepare(one, LoadedSamples(), 1)
@@ -116,34 +117,30 @@ def test_other_data_and_another_metric_are_named(study, tmp_path):
 )
 @pytest.mark.slow
 def test_repetitions_begin_after_the_search_unless_a_seed_is_given(study, given, seeds):
-    layer = from_values({"algorithm.name": "fedavg", **given}, "test")
+    asked = Design.of(comparing.methods_of("fedavg", "test"), [from_values(given, "test")])
 
-    one = comparing.design_of(comparing.Asked({"fedavg": [layer]}, tuned=study))
-
-    config = cells(one)[0].config
+    config = with_best(asked, study).cells()[0].config
     assert (config.seed, config.partition_seed) == seeds
 
 
 @pytest.mark.slow
 def test_the_place_of_the_study_is_kept_for_other_folders(study, monkeypatch):
     monkeypatch.chdir(study.parent)
-    layer = from_values({"algorithm.name": "fedavg"}, "test")
+    asked = Design.of(comparing.methods_of("fedavg", "test"), [])
 
-    one = comparing.design_of(comparing.Asked({"fedavg": [layer]}, tuned=Path(study.name)))
-
-    assert one.tuned == str(study)
+    assert with_best(asked, Path(study.name)).tuned == str(study)
 
 
 @pytest.mark.slow
 def test_variants_of_an_ablation_may_differ_from_the_study(study):
     one = design(study, ("seed", 1))
     variant = {"algorithm.name": "fedavg", "algorithm.agg_weights": "uniform", **BEST}
-    methods = (*one.methods, LabelledLayer("fedavg uniform", from_values(variant, "test")))
+    methods = (*one.methods, LabelledLayer.of("fedavg uniform", from_values(variant, "test")))
 
-    prepare(replace(one, methods=methods, reference="fedavg"), LoadedSamples(), 1)
+    prepare(one.altered(methods=methods, reference="fedavg"), LoadedSamples(), 1)
 
     with pytest.raises(ConfigError, match=r"agg_weights: samples there, uniform here \(fedavg un"):
-        prepare(replace(one, methods=methods), LoadedSamples(), 1)
+        prepare(one.altered(methods=methods), LoadedSamples(), 1)
 
 
 @pytest.mark.slow
@@ -161,7 +158,7 @@ def test_the_report_repeats_what_the_command_says(study, tmp_path):
     tree = json.loads((found.path / "comparison.json").read_text())
     defaults, sentence = tree[TUNING]
     assert "partition.clients: 5 there, 6 here" in sentence
-    assert defaults.startswith("local has its default parameters")
+    assert "local" in defaults
     packed = fl.pack(found.path, tmp_path / "packed.tar.xz")
     for told in (defaults, sentence):
         assert told in found.warnings

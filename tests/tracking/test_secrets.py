@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from flbench.cli import app
-from flbench.comparison.plan import Design, LabelledLayer
+from flbench.comparison.design import Design, LabelledLayer
 from flbench.config.schema import TrackingConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
@@ -258,7 +258,9 @@ def folder_that_names(kind: str, uri: str, place: Path) -> Path:
         (run[kind] / "fedavg.yaml").write_text(config)
     elif kind in ("comparison", "cell"):
         about = {"format": 1, "id": "a", "created": "", "command": [], "cells": []}
-        content = about | Design(Layer({"tracking": {"uri": uri}}), ()).tree()
+        content = about | Design(base=Layer({"tracking": {"uri": uri}}), methods=()).model_dump(
+            mode="json"
+        )
         (path / "comparison.json").write_text(json.dumps(content))
     if kind in ("run", "cell"):
         (run[kind] / "config.yaml").write_text(config)
@@ -524,11 +526,14 @@ def test_resumed_comparison_sends_nothing_to_the_address_of_its_folder(tmp_path,
     with foreign_server() as (uri, requests):
         base = Layer({"tracking": {"uri": uri, "mlflow": True}})
         layers = {name: Layer({"algorithm": {"name": name}}) for name in ("fedavg", "local")}
-        design = Design(base, tuple(LabelledLayer(name, one) for name, one in layers.items()))
+        design = Design(
+            base=base,
+            methods=tuple(LabelledLayer.of(name, one) for name, one in layers.items()),
+        )
         path = tmp_path / "comparison"
         path.mkdir()
         about = {"format": 1, "id": "a", "created": "", "command": [], "cells": []}
-        (path / "comparison.json").write_text(json.dumps(about | design.tree()))
+        (path / "comparison.json").write_text(json.dumps(about | design.model_dump(mode="json")))
 
         code = app.main(["compare", "--resume", str(path)])
 
