@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 from flbench.api.caller import Caller
 from flbench.api.comparisons import PlannedComparison
 from flbench.calls.process import SIGNALS, preserved
-from flbench.comparison import cost, prepare, reuse, tuned
+from flbench.comparison import cost, prepare, reuse
 from flbench.comparison.added import added
-from flbench.comparison.cost import ComparisonCost
+from flbench.comparison.cost import Plan
 from flbench.comparison.design import Design, LabelledLayer
-from flbench.comparison.folder import MARKER, TUNING, ComparisonFolder, design_in, read_design
+from flbench.comparison.folder import MARKER, ComparisonFolder, design_in, read_design
 from flbench.comparison.prepare import PreparedComparison
 from flbench.config import trust
 from flbench.config.schema import Config
@@ -27,11 +27,11 @@ from flbench.core.parts import offered
 from flbench.core.system_errors import as_flbench_errors
 from flbench.core.text import redact
 from flbench.jobs import campaign
+from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.reports.terminal import open_console
 from flbench.tracking import mirror
 from flbench.tracking.mlflow_store import NamedBy
-from flbench.tuning.study import now
 from flbench.workers.pool import LostError
 
 OUT: Final = Path("comparisons")
@@ -135,25 +135,15 @@ def plan(
     *,
     force: bool = False,
     reused: Sequence[Path] = (),
-) -> ComparisonCost:
+) -> Plan:
     """Check a comparison, and estimate its cost; nothing is written or trained to the end.
 
-    Args:
-        design: The design.
-        samples: Its data, not yet loaded.
-        jobs: Cells at the same time; None for one per core.
-        caller: Who gets notes.
-        force: Whether the study that has found the parameters may have another setting.
-        reused: Folders of finished runs that are used again as cells.
-
-    Raises:
-        UserError: The comparison cannot be carried out.
+    The arguments and errors are those of `start`.
     """
     with as_flbench_errors(), preserved(), offered(samples.objects):
         named_by = mirror.named_by(design.base.origins)
         made = prepared(design, samples, jobs, caller, named_by, force=force)
-        found = reuse.find(made, made.cells, reused)
-        return cost.measure(made, [one for one in made.cells if one.name not in found.runs], found)
+        return cost.measure(made, made.cells, *reuse.find(made, made.cells, reused))
 
 
 def start(
@@ -188,18 +178,16 @@ def start(
         named_by = mirror.named_by(design.base.origins)
         with caller.during(CHECK):
             made = prepared(design, samples, jobs, caller, named_by, force=force)
-            found = _found(made, made.cells, reused, caller)
-        design = made.design
-        methods = [design.reference or one.label for one in design.methods]
+            runs = _reused(made, made.cells, made.cells, reused, caller)
+        methods = [design.reference or one.label for one in made.design.methods]
         titles = dict.fromkeys(cell.config.data.title for cell in made.cells)
         name = "-".join([*dict.fromkeys(methods[:3]), *titles])
         name = re.sub(r"[^\w=.-]+", "_", name, flags=re.ASCII)[:80]
         created = ComparisonFolder.create(folder_of(out, OUT, design.base), name)
         with closing(addressed(created, caller)) as folder:
             printed = [redact(argument) for argument in command]
-            about = {"id": folder.path.name, "created": now(), "command": printed}
-            folder.save(design, made.cells, **about, **{TUNING: made.repeated})
-            reuse.take(found.runs, folder)
+            folder.save(made.design, made.cells, made.repeated, command=printed)
+            reuse.take(runs, folder)
             return _carry_out(folder, made, caller, named_by)
 
 
@@ -222,24 +210,21 @@ def carry_on(
         methods: Methods that are added.
         layers: Layers of values of keys that may change.
         seeds: Number of repetitions; None for as many as before.
-        samples: Its data, not yet loaded.
-        jobs: Cells at the same time; None for one per core.
-        caller: Who gets progress and notes.
-        force: Whether the study that has found the parameters may have another setting.
-        reused: Folders of finished runs that are used again as cells.
+        samples: As for `start`, as are the other arguments.
+        jobs: See there.
+        caller: See there.
+        force: See there.
+        reused: See there.
 
     Raises:
-        UserError: The path is not the folder of a comparison, or a key must not change.
-        RunError: A server of Ray was lost.
-        KeyboardInterrupt: A stop signal has arrived.
+        UserError: The path is not the folder of a comparison, or a key must not change. Further
+            errors are those of `start`.
     """
     with (
         stopped_by_signals(samples.objects),
         closing(addressed(ComparisonFolder.reopen(path), caller)) as folder,
     ):
         before, about = read_design(folder.path)
-        if force and before.tuned is None:
-            raise tuned.needless_force()
         trust.check(folder.path / MARKER, design_in(read_json(folder.path / MARKER)))
         design, changed = added(before, methods, layers, seeds, path)
         origins = merge(layers).origins
@@ -251,10 +236,10 @@ def carry_on(
         prepare.check_existing(made, folder)
         left = list(folder.unfinished(made.cells))
         if design != before:
-            folder.save(design, made.cells, **{**about, TUNING: made.repeated})
+            folder.save(design, made.cells, made.repeated, **about)
         if left:
             new = [cell for cell in left if not (folder.run_folder(cell) / "config.yaml").is_file()]
-            reuse.take(_found(made, new, reused, caller, left).runs, folder)
+            reuse.take(_reused(made, left, new, reused, caller), folder)
         else:
             caller.tell([f"{path} is finished: there is nothing to resume."])
         return _carry_out(folder, made, caller, named_by, changed)
@@ -302,12 +287,7 @@ def train(
         at_once = f", {concurrent} at once" if concurrent > 1 else ""
         caller.tell([f"{folder.path}: {len(cells)} cells{at_once}."])
     reasons = campaign.carry_out(
-        cells,
-        folder,
-        made.samples,
-        made.resources,
-        changed=changed or Layer(),
-        shown=caller.shown,
+        cells, folder, made.samples, made.resources, changed=changed or Layer(), shown=caller.shown
     )
     failures = [f"{folder.path / folder.inside / name}: {why}" for name, why in reasons.items()]
     if failures:
@@ -328,20 +308,19 @@ def train(
     return Ending(comparison, tuple(failures), lost, is_reported)
 
 
-def _found(
+def _reused(
     made: PreparedComparison,
-    new: Sequence[Any],
+    left: Sequence[Job],
+    new: Sequence[Job],
     reused: Sequence[Path],
     caller: Caller,
-    left: Sequence[Any] | None = None,
-) -> reuse.FoundRuns:
+) -> dict[str, Path]:
     """Return finished runs for new cells, and tell the caller what all that are left will cost."""
     with preserved():
-        found = reuse.find(made, new, reused)
+        runs, notes = reuse.find(made, new, reused)
         if caller.shown:
-            rest = [cell for cell in (left or new) if cell.name not in found.runs]
-            caller.tell(cost.measure(made, rest, found).sentences())
-    return found
+            caller.tell(cost.measure(made, left, runs, notes).sentences)
+    return runs
 
 
 def _carry_out(

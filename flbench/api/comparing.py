@@ -11,7 +11,7 @@ from flbench.api import campaigns
 from flbench.api.caller import Caller, program
 from flbench.api.campaigns import OUT, Ending
 from flbench.api.comparisons import PlannedComparison
-from flbench.calls import arguments, parts, resumed_parts
+from flbench.calls import arguments, parts
 from flbench.calls.arguments import Section
 from flbench.comparison import tuned as tuning
 from flbench.comparison.design import SECTION, Design, LabelledLayer, words_of
@@ -203,7 +203,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
             " `methods` and `seeds` can be added to, and data that are objects without an import"
             " path are given again."
         )
-    given, objects = parts.split(resumed_parts.with_model(resumed_parts.without_methods(keys)))
+    given, objects = parts.given_again(keys)
     for section in ("partition", "model"):  # the comparison knows their section
         if section in objects:
             del given[section]
@@ -250,8 +250,6 @@ def design_of(
     Raises:
         ConfigError: Two parts of it contradict each other, or the study does not have the methods.
     """
-    if force and tuned is None:
-        raise tuning.needless_force()
     if sets:
         _check_data(merge(layers))
     axes = {key: tuple(listed(key, values)) for key, values in (grid or {}).items()}

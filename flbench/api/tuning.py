@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from flbench.api import campaigns
 from flbench.api.caller import Caller, program
 from flbench.api.studies import Study
-from flbench.calls import arguments, parts, resumed_parts
+from flbench.calls import arguments, parts
 from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.config.sources import Layer
@@ -169,10 +169,10 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     """
     files = sorted(path.glob("methods/*.yaml"))  # data, net and terms are those of all methods
     began = files[0].relative_to(path).as_posix() if files else ""
-    resources = resumed_parts.without_methods(resources)
-    parts_given = [name for name in resources if name in (*parts.SECTIONS, "module")]
+    known = (*parts.SECTIONS, "module", "algorithm")
+    parts_given = [name for name in resources if name in known]
     own = {name: resources.pop(name) for name in parts_given}
-    rest, objects = resumed_parts.of_resume(path, own, began)
+    rest, objects = parts.of_resume(path, own, began)
     resources |= {name: value for name, value in rest.items() if value}
     if unknown := [name for name in resources if name not in RESOURCES]:
         raise ConfigError(

@@ -1,15 +1,17 @@
-"""Parts of the user's own, as arguments of `fl.run` and `fl.resume`.
+"""Parts of the user's own, as arguments of the functions of Python.
 
 These are methods, data, partition schemes, nets, loss terms and metrics.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, Final
 
 from torch import nn
 
 from flbench.calls.arguments import SectionValues
+from flbench.config.resolve import read
 from flbench.core import parts
 from flbench.core.errors import ConfigError
 from flbench.core.parts import METRICS, OBJECT, TERMS
@@ -17,7 +19,8 @@ from flbench.core.registry import ALGORITHMS
 
 SECTIONS: Final = ("data", "partition", "model", "train", "evaluation")
 """Arguments that can be objects, or can contain functions of the user."""
-
+NAMED: Final = {"partition": "scheme", "model": "name"}
+"""Sections of one part, with the key that names it."""
 ENTRIES: Final = {TERMS: "train={'terms': [...]}", METRICS: "evaluation={'metrics': {...}}"}
 """Arguments of `fl.resume` that contain functions of the user, by the name of the functions."""
 
@@ -38,66 +41,102 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
     Raises:
         DataError: The data cannot be used.
+        ConfigError: Two different loss terms have the same name.
     """
-    plain = dict(arguments)
+    plain: dict[str, Any] = dict(arguments)
     objects: dict[str, Any] = {}
-    data, model = plain.get("data"), plain.get("model")
-    if (method := plain.get("algorithm")) is not None:
-        plain["algorithm"] = _method(method)
+    method, data = plain.get("algorithm"), plain.get("data")
+    section = {"name": method} if isinstance(method, str | type) else method
+    if isinstance(section, Mapping) and isinstance(section.get("name"), str | type):
+        plain["algorithm"] = {**section, **ALGORITHMS.section(section["name"])}
     if isinstance(data, PathLike):
         plain["data"] = {"path": fspath(data)}
-    elif data is not None and not isinstance(data, str) and _is_data(data):
-        from flbench.data.own import Data, result_of
-
-        path = parts.path_of(data) if callable(data) else None
-        if path is not None:
-            plain["data"] = {"source": path}
-        else:
-            data = result_of(data, "`data`")
-            found = data if isinstance(data, Data) else Data(data)
-            objects["data"] = found
-            plain["data"] = found.section()
-    scheme = _scheme(plain.get("partition"))
-    if scheme is not None:
-        function, section = scheme
-        path = parts.path_of(function)
-        plain["partition"] = {**section, "scheme": path or OBJECT}
-        if path is None:
-            objects["partition"] = function
-    if isinstance(model, nn.Module) or (callable(model) and not isinstance(model, Mapping)):
-        path = None if isinstance(model, nn.Module) else parts.path_of(model)
-        plain["model"] = {"name": path or OBJECT}
-        if path is None:
-            objects["model"] = model
-    elif isinstance(model, Mapping) and callable(net := model.get("name")):
-        path = None if isinstance(net, nn.Module) else parts.path_of(net)
-        plain["model"] = {**model, "name": path or OBJECT}
-        if path is None:
-            objects["model"] = net
-    train = plain.get("train")
-    if isinstance(train, Mapping) and isinstance(train.get("terms"), list | tuple):
-        terms, functions = _terms(train["terms"])
-        plain["train"] = {**train, "terms": terms}
-        if functions:
-            objects[TERMS] = functions
-    evaluation = plain.get("evaluation")
-    if isinstance(evaluation, Mapping) and isinstance(evaluation.get("metrics"), Mapping):
-        metrics = evaluation["metrics"]
-        paths = {
-            name: (parts.path_of(metric) or OBJECT) if callable(metric) else metric
-            for name, metric in metrics.items()
-        }
-        plain["evaluation"] = {**evaluation, "metrics": paths}
-        if OBJECT in paths.values():
-            objects[METRICS] = {name: metrics[name] for name in paths if paths[name] == OBJECT}
+    elif data is not None and not isinstance(data, str):
+        plain["data"], objects = _data(data)
+    for name, key in NAMED.items():
+        section = _section(plain.get(name), key)
+        if callable(part := section.get(key)):
+            path = None if isinstance(part, nn.Module) else parts.path_of(part)
+            plain[name] = {**section, key: path or OBJECT}
+            objects |= {} if path else {name: part}
+    for place in ENTRIES:
+        name, _, key = place.partition(".")
+        section = plain.get(name)
+        if isinstance(section, Mapping) and isinstance(section.get(key), list | tuple | Mapping):
+            written, functions = _several(section[key])
+            plain[name] = {**section, key: written}
+            objects |= {place: functions} if functions else {}
     return plain, objects
 
 
-def _is_data(value: Any) -> bool:
-    """Return whether an argument `data` is data, and not a section of the configuration."""
-    from flbench.data.own import is_own
+def _data(data: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the section of an argument `data`, and the data if they are an object."""
+    from flbench.data.own import Data, is_own, result_of
 
-    return is_own(value)
+    if not is_own(data):
+        return data, {}
+    if callable(data) and (path := parts.path_of(data)) is not None:
+        return {"source": path}, {}
+    data = result_of(data, "`data`")
+    found = data if isinstance(data, Data) else Data(data)
+    return found.section(), {"data": found}
+
+
+def _section(given: Any, key: str) -> dict[str, Any]:
+    """Return the section of an argument that may be the part that the section names by a key.
+
+    A partition may be the positions of each client's samples.
+    """
+    if isinstance(given, SectionValues):
+        given = given.section()
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, list | tuple) and key == "scheme":
+        rows = list(given)
+        return {key: lambda y, clients, rng: rows, "clients": len(rows)}
+    return {key: given}
+
+
+def _several(entries: Any) -> tuple[Any, dict[str, Callable[..., Any]]]:
+    """Return loss terms or metrics with names in the place of functions, and the functions.
+
+    Args:
+        entries: Loss terms, which are names, functions, or dicts with one of these as `name`; or
+            metrics by name.
+
+    Returns:
+        The entries, and the functions without an import path by the names that they get.
+
+    Raises:
+        ConfigError: Two different functions have the same name.
+    """
+    functions: dict[str, Callable[..., Any]] = {}
+
+    def named(part: Any, name: str, written: str) -> str:
+        if path := parts.path_of(part):
+            return path
+        if functions.setdefault(name, part) is not part:
+            raise ConfigError(
+                f"`train.terms`: two functions are called `{name.partition(':')[2]}`. Give one"
+                " of them another name."
+            )
+        return written
+
+    if isinstance(entries, Mapping):
+        metrics = {
+            name: named(one, name, OBJECT) if callable(one) else one
+            for name, one in entries.items()
+        }
+        return metrics, functions
+    terms = []
+    for entry in entries:
+        term = entry.get("name") if isinstance(entry, Mapping) else entry
+        if callable(term):
+            own = f"{OBJECT}:{getattr(term, '__name__', type(term).__name__)}"
+            name = named(term, own, own)
+            entry = {**entry, "name": name} if isinstance(entry, Mapping) else name
+        terms.append(entry)
+    return terms, functions
 
 
 def with_natural_clients(plain: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,65 +148,6 @@ def with_natural_clients(plain: Mapping[str, Any], objects: Mapping[str, Any]) -
     if data is not None and data.by_client and plain.get("partition") is None:
         return {**plain, "partition": "natural"}
     return dict(plain)
-
-
-def _method(given: Any) -> Any:
-    """Return the section of an argument `algorithm`: a name, an import path, a class, or a dict."""
-    if isinstance(given, type) or (isinstance(given, str) and ":" in given):
-        return ALGORITHMS.section(given)
-    if isinstance(given, Mapping) and isinstance(given.get("name"), str | type):
-        return {**given, **ALGORITHMS.section(given["name"])}
-    return given
-
-
-def _scheme(given: Any) -> tuple[Callable[..., Any], dict[str, Any]] | None:
-    """Return the function of an argument `partition` and its section; None if it has none.
-
-    Args:
-        given: The argument: a function, an object or section that has one as `scheme`, or the
-            positions of each client's samples.
-    """
-    if isinstance(given, list | tuple):
-        rows = list(given)
-        return (lambda y, clients, rng: rows), {"clients": len(rows)}
-    if isinstance(given, SectionValues):
-        given = given.section()
-    if isinstance(given, Mapping):
-        function = given.get("scheme")
-        return (function, dict(given)) if callable(function) else None
-    return (given, {}) if callable(given) else None
-
-
-def _terms(entries: Sequence[Any]) -> tuple[list[Any], dict[str, Callable[..., Any]]]:
-    """Return the entries of `train.terms` with names in the place of functions, and the functions.
-
-    Args:
-        entries: Names, functions, or dicts with one of these as `name`.
-
-    Returns:
-        The entries, and the functions without an import path by the names that they get.
-
-    Raises:
-        ConfigError: Two different functions have the same name.
-    """
-    written: list[Any] = []
-    functions: dict[str, Callable[..., Any]] = {}
-    for entry in entries:
-        term = entry.get("name") if isinstance(entry, Mapping) else entry
-        if not callable(term):
-            written.append(entry)
-            continue
-        name = parts.path_of(term)
-        if name is None:
-            own = getattr(term, "__name__", type(term).__name__)
-            name = f"{OBJECT}:{own}"
-            if functions.setdefault(name, term) is not term:
-                raise ConfigError(
-                    f"`train.terms` has two functions that are called `{own}`. Give one of them"
-                    " another name."
-                )
-        written.append({**entry, "name": name} if isinstance(entry, Mapping) else name)
-    return written, functions
 
 
 def again(arguments: Mapping[str, Any], objects: Iterable[str]) -> list[str]:
@@ -184,3 +164,70 @@ def again(arguments: Mapping[str, Any], objects: Iterable[str]) -> list[str]:
     is_module = "module" in arguments or (isinstance(model, Mapping) and model.get("lightning"))
     names = {"model": "module=..."} if is_module else {}
     return [(ENTRIES | names).get(name, f"{name}=...") for name in objects]
+
+
+def given_again(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of `fl.resume` as `split` does, with those of `fl.federate` in them.
+
+    Classes of methods are registered, and left out.
+
+    Raises:
+        ConfigError: An argument is given by two names.
+    """
+    plain = dict(keys)
+    method = plain.get("algorithm")
+    classes = method if isinstance(method, list | tuple) else [method]
+    if method and all(isinstance(one, type) for one in classes):
+        for one in classes:
+            ALGORITHMS.section(one)
+        del plain["algorithm"]
+    evaluation = plain.get("evaluation") or {}
+    if {"module", "model"} <= plain.keys() or ("metrics" in plain and "metrics" in evaluation):
+        raise ConfigError(
+            "`module` is `model`, and `metrics` is `evaluation['metrics']`. Give one of them."
+        )
+    if "module" in plain:
+        plain["model"] = plain.pop("module")
+    if "metrics" in plain:
+        plain["evaluation"] = {**evaluation, "metrics": plain.pop("metrics")}
+    return split(plain)
+
+
+def of_resume(
+    path: Path, keys: Mapping[str, Any], file: str = "config.yaml"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of `fl.resume` without objects, and the objects.
+
+    Args:
+        path: The folder of the run or study.
+        keys: Arguments by name.
+        file: Path within the folder of the configuration that it began with.
+
+    Returns:
+        The arguments that change something, and the objects by the name of their section.
+
+    Raises:
+        ConfigError: The run or study did not begin with such an object.
+        DataError: The data cannot be used.
+    """
+    plain, objects = given_again(keys)
+    if objects and (path / file).is_file():
+        config = read(path / file)
+        metrics = (config.evaluation.metrics or {}).values()
+        began = {
+            "data": config.data.source == OBJECT,
+            "partition": config.partition.scheme == OBJECT,
+            "model": config.model.name == OBJECT,
+            TERMS: any(term.name.startswith(f"{OBJECT}:") for term in config.train.terms),
+            METRICS: any(one.source == OBJECT for one in metrics),
+        }
+        if wrong := [section for section in objects if not began[section]]:
+            raise ConfigError(
+                f"`{wrong[0]}` is an object, but {path} did not begin with one. Leave it out:"
+                " config.yaml names what is used."
+            )
+    # Terms and metrics are those of the configuration; only the functions are needed.
+    for place in ENTRIES.keys() & objects.keys():
+        section, _, name = place.partition(".")
+        plain[section] = {key: value for key, value in plain[section].items() if key != name}
+    return {key: value for key, value in plain.items() if key not in objects}, objects

@@ -72,11 +72,11 @@ def called(
     grid = comparing.grid_of(one.grid or [])
     design = comparing.design_of(methods, layers, sets, variants, grid=grid, **settings)
     if one.dry_run:
-        cost = campaigns.plan(design, LoadedSamples(), one.jobs, caller, **again)
+        plan = campaigns.plan(design, LoadedSamples(), one.jobs, caller, **again)
         if one.as_json:
-            console.json(cost.tree())
+            console.json(plan.tree)
         else:
-            for sentence in cost.sentences():
+            for sentence in plan.sentences:
                 console.line(sentence)
         return
     ending = campaigns.start(

@@ -39,9 +39,6 @@ KEPT: Final = (
 left out."""
 KNOWN: Final = frozenset({*KEPT, MARKER})
 """Names of the files that an archive may have."""
-SHARED: Final = ("partition.json", "partition.npz")
-"""Files that trials of a study share; an archive has them once, in the folder of the study. Final
-trainings can have partitions of their own."""
 
 
 def pack(paths: Sequence[Path], file: Path) -> int:
@@ -72,24 +69,19 @@ def pack(paths: Sequence[Path], file: Path) -> int:
         if not path.exists():
             raise UserError(f"{given} does not exist.")
         there = folders.find([path])
-        runs = [run for run in there if _can_be_packed(run)]
         trainings = {one: _trainings(one) for one in there if study_folder.is_study(one)}
-        studies = [one for one, found_there in trainings.items() if found_there]
+        studies = [study for study, runs in trainings.items() if runs]
+        runs = [one for one in there if one not in trainings and is_finished(one)]
+        runs += [run for study in studies for run in trainings[study]]
+        if not runs:
+            raise UserError(f"{given} has no finished run below it, nor a trial of a study.")
+        count += len(runs)
+        markers = dict.fromkeys(run.parents[1] / MARKER for run in runs if is_cell(run))
+        members = [one / name for one in (*runs, *studies) for name in KEPT]
+        members += [marker for marker in markers if marker.is_relative_to(path)]
         for study in studies:
             files.check_no_linked_folders(study)
-        if not (runs or studies):
-            raise UserError(f"{given} has no finished run below it, nor a trial of a study.")
-        runs += [one for study in studies for one in trainings[study]]
-        count += len(runs)
-        members = [
-            one / name
-            for one in (*runs, *studies)
-            for name in KEPT
-            if (one / name).is_file() and not (name in SHARED and _has_partition_of_study(one))
-        ]
-        markers = dict.fromkeys(run.parents[1] / MARKER for run in runs if is_cell(run))
-        members += [marker for marker in markers if marker.is_relative_to(path)]
-        for member in members:
+        for member in filter(Path.is_file, members):
             files.check_no_link(member)
             name = member.relative_to(path.parent).as_posix()
             if found.setdefault(name, member) != member:
@@ -118,24 +110,6 @@ def _trainings(study: Path) -> list[Path]:
     kinds = ("trials", "finals")
     found = [file.parent for kind in kinds for file in study.glob(f"{kind}/*/*/trial.json")]
     return sorted(found)
-
-
-def is_trial(path: Path) -> bool:
-    """Return whether a folder is that of a trial or a final training of a study."""
-    return (path / "trial.json").is_file() and study_folder.is_study(path.parents[2])
-
-
-def _has_partition_of_study(path: Path) -> bool:
-    """Return whether a folder is that of a training of a study, on the partition of its search."""
-    if not is_trial(path):
-        return False
-    own, shared = (read_json(one / "partition.json").get("hash") for one in (path, path.parents[2]))
-    return bool(own == shared)
-
-
-def _can_be_packed(path: Path) -> bool:
-    """Return whether a folder is that of a finished run."""
-    return not study_folder.is_study(path) and folders.is_one(path) and is_finished(path)
 
 
 def _compressed(members: dict[str, Path]) -> bytes:

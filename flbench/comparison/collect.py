@@ -52,8 +52,9 @@ def collect(paths: Sequence[Path]) -> Collection:
 
     Of a study, the final trainings are taken: `METHOD` has the default hyper-parameters, and
     `METHOD tuned` the tuned ones if they differ. A study without any is left out if there are other
-    runs. Where a comparison with the parameters of a study stands beside other runs, its methods
-    are `METHOD tuned` too.
+    runs. Methods of one comparison have the labels of its design. Beside other runs they keep those
+    that somebody chose, those with the parameters of a study are `METHOD tuned`, and the others are
+    named by the keys in which their runs differ.
 
     What cannot be compared is left out, and a note says why: a run, a study or an archive that is
     damaged, a run without classes, and a path without a run below it.
@@ -109,14 +110,16 @@ def collect(paths: Sequence[Path]) -> Collection:
         with left_out.catching(folder), as_data_error(folder / MARKER):
             about = read_json(folder / MARKER)
             mine = [run.path for run, of in zip(runs, folders_of, strict=True) if of == folder]
-            # Beside other runs, labels of variants could stand for runs of other keys.
             reference = about.get("reference") if is_alone else None
+            untuned = about.get("untuned", ())
             cells = {cell["name"]: cell for cell in about["cells"]}
             for path, cell in ((path, cells[path.name]) for path in mine if path.name in cells):
                 label = checked(cell["method"], "the name of a method")
-                if cell.get("own") or reference is not None:
+                is_tuned = about.get("tuned") and label.partition(" ")[0] not in untuned
+                # Beside other runs, a label that nobody chose could stand for runs of other keys.
+                if cell.get("own") or (is_alone and not (is_tuned and untuned)):
                     labels[path] = label
-                elif about.get("tuned") and label.partition(" ")[0] not in about.get("untuned", ()):
+                elif is_tuned:
                     tuned[path] = f"{label} tuned"
             notes += list(map(str, about.get(TUNING, [])))[:MOST_SENTENCES]
             notes += _failed(folder)

@@ -131,6 +131,7 @@ class Design(BaseModel):
         layers: Sequence[Layer],
         *,
         data: Sequence[LabelledLayer] = (),
+        grid: Mapping[str, Sequence[Any]] | None = None,
         **settings: Any,
     ) -> Self:
         """Return the design of what a user asks for.
@@ -140,6 +141,7 @@ class Design(BaseModel):
             layers: Layers of the configuration, from the lowest to the highest. Of their keys
                 `algorithm.KEY` each method gets those that it has, or that no method has.
             data: The data sets; empty for that of the layers.
+            grid: Varied values by dotted key.
             settings: Other attributes. Those that are None have their defaults.
 
         Raises:
@@ -167,7 +169,8 @@ class Design(BaseModel):
         repetitions.check(options.get("vary", "both"))
         if data:
             options["data"] = tuple(data)
-        return cls(base=base, methods=tuple(found), **options)
+        axes = {key: tuple(some) for key, some in (grid or {}).items()}
+        return cls(base=base, methods=tuple(found), grid=axes, **options)
 
     def altered(self, **values: Any) -> Self:
         """Return the design with other values of attributes."""

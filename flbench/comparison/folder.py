@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -75,22 +76,35 @@ class ComparisonFolder(JobFolder):
         """Return the command that resumes a comparison."""
         return f"flbench compare --resume {path}"
 
-    def save(self, design: Design, cells: Sequence[Job], **about: Any) -> None:
+    def save(
+        self, design: Design, cells: Sequence[Job], repeated: Sequence[str] = (), **about: Any
+    ) -> None:
         """Write comparison.json.
 
         Args:
             design: The design.
             cells: Its cells.
-            about: More entries: when and how the comparison began.
+            repeated: Sentences that the report repeats.
+            about: How the comparison began: `command`; later also `id` and `created`, which begin
+                as the name of the folder and the time.
         """
         tree = design.model_dump(mode="json")
         for layer in (tree["base"], *tree["methods"]):
             layer["tree"] = _without_secrets(layer["tree"])
-        own = [f"{one.label} " for one in design.methods if one.own]  # variants have more words
-        entries = [
-            vars(CellEntry.of(cell, own=f"{cell.method} ".startswith(tuple(own)))) for cell in cells
-        ]
-        content = {"format": FORMAT, **about, **tree, "cells": entries}
+        own = tuple(f"{one.label} " for one in design.methods if one.own)
+        began = datetime.now().astimezone().isoformat(timespec="seconds")
+        content = {
+            "format": FORMAT,
+            "id": self.path.name,
+            "created": began,
+            **about,
+            **({TUNING: repeated} if repeated else {}),
+            **tree,
+            # The label of a variant that the grid makes begins with that of its method.
+            "cells": [
+                vars(CellEntry.of(cell, own=f"{cell.method} ".startswith(own))) for cell in cells
+            ],
+        }
         self.write(MARKER, json.dumps(content, indent=1) + "\n")
         trust.record(self.path, design_in(content))
 
@@ -122,8 +136,7 @@ def read_design(path: Path) -> tuple[Design, dict[str, Any]]:
     ComparisonFolder.check(path)
     tree = read_json(path / MARKER)
     with as_data_error(path / MARKER):
-        about = {key: tree[key] for key in ABOUT} | {TUNING: tree.get(TUNING, [])}
-        return Design.model_validate(tree), about
+        return Design.model_validate(tree), {key: tree[key] for key in ABOUT}
 
 
 def read_cells(path: Path) -> list[CellEntry]:

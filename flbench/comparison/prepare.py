@@ -138,9 +138,7 @@ def prepare(
     ]
     if left_out and len(design.methods) == 1:
         raise ConfigError("\n".join([*about_left_out, "No other method is left to compare."]))
-    if not force:
-        tuned.check(design, cells, built, samples)
-    repeated = (*about_left_out, *tuned.sentences(design, cells, built, samples))
+    repeated = (*about_left_out, *tuned.about(design, cells, built, samples, force=force))
     notes |= dict.fromkeys([*_about_partitions(design, cells, samples), *repeated])
     resources = _resources(engine, jobs, len(cells))
     return PreparedComparison(

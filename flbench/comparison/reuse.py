@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from flbench import __version__
 from flbench.comparison.folder import ComparisonFolder
@@ -28,24 +28,14 @@ SHOWN: Final = 3  # runs that are named in notes
 LEFT_OUT: Final = (".*", "mlflow.log", ORIGIN)
 
 
-class FoundRuns(NamedTuple):
-    """What was found for a comparison in folders of runs.
-
-    Attributes:
-        runs: Run folder by the name of the cell that it has the results of.
-        notes: Sentences about them, and about runs that cannot stand for the cell whose
-            configuration they have.
-    """
-
-    runs: dict[str, Path] = {}  # noqa: RUF012  # it is never changed
-    notes: tuple[str, ...] = ()
-
-
-def find(prepared: PreparedComparison, cells: Sequence[Job], paths: Sequence[Path]) -> FoundRuns:
-    """Find finished runs that have the results of cells.
+def find(
+    prepared: PreparedComparison, cells: Sequence[Job], paths: Sequence[Path]
+) -> tuple[dict[str, Path], list[str]]:
+    """Return run folders that have the results of cells, by the names of these, and notes.
 
     A run has the results of a cell if configuration, samples, partition and revision of flbench's
-    code are the same. A revision with uncommitted changes says nothing, and is never the same.
+    code are the same. A revision with uncommitted changes says nothing, and is never the same. A
+    note says why a run cannot stand for the cell whose configuration it has.
 
     Args:
         prepared: The comparison.
@@ -57,7 +47,7 @@ def find(prepared: PreparedComparison, cells: Sequence[Job], paths: Sequence[Pat
         DataError: A file in a folder is damaged.
     """
     if not paths:
-        return FoundRuns()
+        return {}, []
     wanted: dict[str, list[Job]] = {}
     for cell in cells:
         wanted.setdefault(prepared.complete(cell).hash(), []).append(cell)
@@ -73,9 +63,9 @@ def find(prepared: PreparedComparison, cells: Sequence[Job], paths: Sequence[Pat
                 reasons[cell.name] = f"{path} is not used for {cell.title}: {reason}"
     places = ", ".join(map(str, paths))
     total = len(prepared.cells)
-    about = f"plan: {len(runs)} of {total} cells exist in {places}, and are used again."
+    about = f"{len(runs)} of {total} cells exist in {places}, and are used again."
     others = [reason for name, reason in reasons.items() if name not in runs]
-    return FoundRuns(runs, (about, *others[:SHOWN]))
+    return runs, [about, *others[:SHOWN]]
 
 
 def take(runs: dict[str, Path], folder: ComparisonFolder) -> None:

@@ -56,14 +56,6 @@ def with_best(design: Design, path: Path) -> Design:
     )
 
 
-def needless_force() -> ConfigError:
-    """Return the error of a comparison without a study that is told to use its parameters."""
-    return ConfigError(
-        "`force` is for parameters that a study has found in another setting, and there"
-        " is no `tuned`. Leave it out."
-    )
-
-
 def best(
     methods: Sequence[LabelledLayer], base: Layer, study: StoredStudy
 ) -> tuple[tuple[LabelledLayer, ...], tuple[str, ...]]:
@@ -118,64 +110,51 @@ def after_search(base: Layer, study: StoredStudy) -> Layer:
     return merge([base, from_values(left, f"after the search of {study.path}")])
 
 
-def check(design: Design, cells: Sequence[Job], built: Cells, samples: LoadedSamples) -> None:
-    """Check that a study has found the parameters of a comparison in the setting of its cells.
+def about(
+    design: Design, cells: Sequence[Job], built: Cells, samples: LoadedSamples, *, force: bool
+) -> list[str]:
+    """Return what a reader must know about parameters that a study has found.
+
+    These are a sentence about the methods that have default parameters, one about the keys in which
+    the setting of the search differs from that of the comparison, and one for each place that has
+    the partition or the seed of the search.
 
     Args:
         design: The design of the comparison.
         cells: Its cells.
         built: What their first repetitions find out.
         samples: Its data.
+        force: Whether the settings may differ.
 
     Raises:
         ConfigError: A key on which results depend has another value. There is one line for each.
     """
-    if (study := _study(design)) is None:
-        return
-    if design.reference is not None:  # the variants of an ablation are meant to differ
-        cells = [cell for cell in cells if cell.method == design.reference]
-    if found := _differences(study, cells, built, samples):
+    if design.tuned is None:
+        return []
+    if not study_folder.is_study(Path(design.tuned)):
+        return [
+            f"{design.tuned}, the study that has found the parameters, is not there: its setting is"
+            " not compared with that of the comparison."
+        ]
+    study = study_folder.read(Path(design.tuned))
+    name, found = study.path.name, []
+    # The variants of an ablation are meant to differ.
+    compared = [one for one in cells if design.reference in (None, one.method)]
+    different = _differences(study, compared, built, samples)
+    if different and not force:
         raise ConfigError(
-            "\n".join(f"`tuned={design.tuned}`: {words}." for words in found)
+            "\n".join(f"`tuned={design.tuned}`: {words}." for words in different)
             + "\nThe study has found the best parameters in another setting (there) than that of"
             " the comparison (here), in which others may be the best. Give the comparison the"
             " values of the study, tune the methods in the setting of the comparison, or compare"
             " them nevertheless, with a note: `force`."
         )
-
-
-def sentences(
-    design: Design, cells: Sequence[Job], built: Cells, samples: LoadedSamples
-) -> list[str]:
-    """Return what a reader must know about parameters that a study has found.
-
-    Args:
-        design: The design of the comparison.
-        cells: Its cells.
-        built: What their first repetitions find out.
-        samples: Its data.
-
-    Returns:
-        A sentence about the methods that have default parameters, one about the keys in which the
-        setting of the search differs from that of the comparison, and one for each place that has
-        the partition or the seed of the search. None without `design.tuned`; if its study is not
-        in its place any more, a sentence says so.
-    """
-    if design.tuned is None:
-        return []
-    if (study := _study(design)) is None:
-        return [
-            f"{design.tuned}, the study that has found the parameters, is not there: its setting is"
-            " not compared with that of the comparison."
-        ]
-    name, found = study.path.name, []
     if design.untuned:
         found.append(
             f"Default parameters: {', '.join(design.untuned)}, which the study {name} has not"
             " tuned. A difference between a tuned method and one with default parameters is in"
             " part the gain from tuning."
         )
-    different = _differences(study, cells, built, samples)
     if (study.header.metric, study.header.deployment) != (SEARCHED_BY, PERSONAL):
         what = f"{study.header.metric} of `{study.header.deployment}`"
         different.append(f"the metric: {what} there, {SEARCHED_BY} of `{PERSONAL}` here")
@@ -186,13 +165,6 @@ def sentences(
             " setting of the comparison before you claim that one is better."
         )
     return [*found, *_about_search(study, cells, samples)]
-
-
-def _study(design: Design) -> StoredStudy | None:
-    """Return the study whose parameters a comparison has; None if it is not there any more."""
-    if design.tuned is None or not study_folder.is_study(Path(design.tuned)):
-        return None
-    return study_folder.read(Path(design.tuned))
 
 
 def _search_seeds(study: StoredStudy) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from flbench.config.schema import Config
 from flbench.config.sources import Layer
@@ -48,12 +48,7 @@ class Job:
         The class of a configuration depends on method and net, so that another process gets the
         layer instead.
         """
-        return layer_of(self.config.tree(), self.origins)
-
-
-def layer_of(tree: dict[str, Any], origins: Mapping[str, str]) -> Layer:
-    """Return a whole configuration as one layer, without the origins of defaults."""
-    return Layer(tree, origins)
+        return Layer(self.config.tree(), self.origins)
 
 
 @dataclass(frozen=True)

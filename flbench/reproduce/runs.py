@@ -14,7 +14,7 @@ from flbench.config.sources import Layer
 from flbench.core.errors import RunError, UserError
 from flbench.experiment import lifecycle
 from flbench.jobs import executor
-from flbench.jobs.job import Job, Outcome, Task, layer_of
+from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.launchers.this_process import ThisProcess
 from flbench.jobs.samples import LoadedSamples
 from flbench.reproduce.configurations import fingerprint
@@ -145,7 +145,7 @@ class _PaperJobs:
         path = self.folders.find(config)
         if path is not None:
             self.samples.check_unchanged(job, path)
-        return Task(path, layer_of(config.tree(), job.origins), _engine(self.plan))
+        return Task(path, Layer(config.tree(), job.origins), _engine(self.plan))
 
     def begin(self, job: Job) -> None:
         """Do nothing: the display of the run tells that it begins."""

@@ -76,7 +76,7 @@ def test_resume_asks_for_the_function_and_refuses_another(tmp_path):
 
 
 def test_two_functions_of_one_name_are_refused(tmp_path):
-    with pytest.raises(fl.ConfigError, match="two functions that are called `confidence`"):
+    with pytest.raises(fl.ConfigError, match="`confidence`"):
         short(tmp_path, without_path(), without_path(2.0))
 
 

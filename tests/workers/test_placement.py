@@ -31,7 +31,7 @@ ray = pytest.importorskip("ray")
 pytest.importorskip("ray.tune")
 
 from flbench.engine import ray as ray_engine  # noqa: E402
-from flbench.jobs.launchers import ray_actors  # noqa: E402
+from flbench.jobs.launchers import launcher, ray_actors  # noqa: E402
 from flbench.tuning import run  # noqa: E402
 from flbench.tuning.worker import TrialWorker  # noqa: E402
 from flbench.workers.ray_resources import cluster  # noqa: E402
@@ -159,8 +159,8 @@ def two_devices():
 def trained_cells(folder: Path, count: int, resources: Resources) -> None:
     jobs = [Job(f"job{k}", "ft", "", "", k, config_of(*SMALL), {}) for k in range(count)]
     plan = Cells(folder)
-    with ray_actors.ray_actors(jobs, LoadedSamples(), resources, print) as launcher:
-        executor.carry_out(jobs, plan, launcher)
+    with launcher(jobs, LoadedSamples(), resources, print) as chosen:
+        executor.carry_out(jobs, plan, chosen)
     assert plan.outcomes == [None] * count
 
 

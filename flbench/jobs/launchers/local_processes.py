@@ -1,52 +1,39 @@
 """Jobs in processes of this machine."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
 
-from flbench.jobs.job import Job
-from flbench.jobs.launchers.attempts import Attempts, Lost
 from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.pooled import Pooled
-from flbench.jobs.launchers.shipped import Store, StoredSamples
-from flbench.jobs.samples import LoadedSamples
+from flbench.jobs.launchers.shipped import StoredSamples
 from flbench.workers import fork_server
 from flbench.workers.process_pool import ProcessPool, SharedArray
 from flbench.workers.ray_resources import Resources
-from flbench.workers.shipping import Parcel, pack
+from flbench.workers.shipping import Parcel
 
 
 @contextmanager
 def local_processes(
-    jobs: Sequence[Job],
-    samples: LoadedSamples,
-    resources: Resources,
-    tell: Callable[[str], None],
+    parcel: Parcel, resources: Resources, pooled: Callable[..., Pooled]
 ) -> Iterator[Pooled]:
     """Context manager with a launcher whose processes end with it.
 
     Args:
-        jobs: The jobs that are left.
-        samples: Their data.
+        parcel: Objects of the user that the configurations name.
         resources: Number of jobs at the same time.
-        tell: Function that gets notes for the user.
+        pooled: Function from the number of processes, the pool, and how samples are stored to the
+            launcher.
 
     Raises:
         RunError: The system starts no further process.
     """
-    methods = sorted({job.config.algorithm.name for job in jobs})
-    parcel = pack(samples.objects, methods)
     fork_server.prepare()
-    launcher = Pooled(
-        resources.concurrent,
-        ProcessPool(quiet_worker, parcel, most=resources.concurrent),
-        Store(jobs, samples, _stored),
-        Attempts(resources.retries, tell),
-        Lost(resources.engine.wait_seconds, tell),
-    )
+    pool = ProcessPool(quiet_worker, parcel, most=resources.concurrent)
+    launcher = pooled(resources.concurrent, pool, _stored)
     try:
         yield launcher
     finally:

@@ -1,43 +1,39 @@
 """Jobs in actors of Ray."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
 
-from flbench.jobs.job import Job
-from flbench.jobs.launchers.attempts import Attempts, Lost
 from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.pooled import Pooled
-from flbench.jobs.launchers.shipped import Store, StoredSamples
-from flbench.jobs.samples import LoadedSamples
+from flbench.jobs.launchers.shipped import StoredSamples
 from flbench.workers import actor_pool
 from flbench.workers.ray_driver import RayPool
 from flbench.workers.ray_resources import Resources, cluster
-from flbench.workers.shipping import pack
+from flbench.workers.shipping import Parcel
 
 
 @contextmanager
 def ray_actors(
-    jobs: Sequence[Job],
-    samples: LoadedSamples,
+    parcel: Parcel,
     resources: Resources,
+    pooled: Callable[..., Pooled],
     tell: Callable[[str], None],
 ) -> Iterator[Pooled]:
     """Context manager with a launcher on a Ray cluster, which is started for it.
 
     Args:
-        jobs: The jobs that are left.
-        samples: Their data.
+        parcel: Objects of the user that the configurations name.
         resources: Number of jobs at the same time, and the resources of each.
+        pooled: Function from the number of actors, the pool, and how samples and other objects are
+            stored to the launcher.
         tell: Function that gets notes for the user.
 
     Raises:
         RunError: A server of Ray was lost, or a job changed the shared samples.
     """
-    methods = sorted({job.config.algorithm.name for job in jobs})
-    parcel = pack(samples.objects, methods)
     with cluster(resources) as driver:
         needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
         found = driver.call(actor_pool.there, [*needs])
@@ -51,10 +47,4 @@ def ray_actors(
             shared, sha256 = pool.put(driver.shared(array)), actor_pool.digest(array)
             return StoredSamples(shared, lambda: pool.check_samples(shared, sha256))
 
-        yield Pooled(
-            at_once,
-            pool,
-            Store(jobs, samples, stored, pool.put),
-            Attempts(resources.retries, tell),
-            Lost(patience, tell),
-        )
+        yield pooled(at_once, pool, stored, pool.put)
