@@ -145,7 +145,7 @@ def call(
     if values.get("address") is not None:
         given["engine.address"] = values["address"]
     arguments.check_names(function, keys, compare)
-    settings = {one: values[one] for one in ("seeds", "vary", "grid", "tuned", "force")}
+    settings = {one: values[one] for one in ("seeds", "vary", "grid", "tuned")}
     with run_code(values["trust"]):
         sets, own = data_sets(given.pop("data", None))
         plain, objects = parts.split(given)
@@ -157,7 +157,8 @@ def call(
             **settings,
         )
         written = {"methods": values["methods"], **(shown or {}), **settings, **plain}
-        text = ", ".join(f"{one}={value!r}" for one, value in written.items() if value)
+        written |= {"force": True} if values["force"] else {}
+        text = ", ".join(f"{one}={value!r}" for one, value in written.items() if value is not None)
         out = values["out"]
         caller = program(shown=values["progress"], again=_again(given, objects, own))
         ending = campaigns.start(
@@ -231,7 +232,6 @@ def design_of(
     variants: Callable[[Design], Design],
     *,
     tuned: str | PathLike[str] | None,
-    force: bool,
     grid: Mapping[str, Any] | None,
     **settings: Any,
 ) -> Design:
@@ -243,7 +243,6 @@ def design_of(
         sets: The data sets; empty for that of the layers.
         variants: Function from a design to the one that is carried out.
         tuned: Folder of a study whose best parameters the methods have; None for none.
-        force: Whether the study may have another setting.
         grid: Values by dotted key; None for none.
         settings: `seeds` and `vary`.
 

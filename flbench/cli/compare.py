@@ -68,7 +68,7 @@ def called(
     root = Path(str(merge(layers).tree.get("data", {}).get("root", "data")))
     named = [name.strip() for name in ",".join(one.data or []).split(",") if name]
     sets, _ = comparing.data_sets(named, root)
-    settings = {name: options[name] for name in ("seeds", "vary", "tuned", "force")}
+    settings = {name: options[name] for name in ("seeds", "vary", "tuned")}
     grid = comparing.grid_of(one.grid or [])
     design = comparing.design_of(methods, layers, sets, variants, grid=grid, **settings)
     if one.dry_run:
