@@ -52,7 +52,7 @@ for setting in "${settings[@]}"; do
   esac
   common=(--algo "$methods" --config "$here/configs/board/$setting.yaml" data.root=. tracking.mlflow=false)
   # The search has a partition of its own, so that it is not a repetition of the comparison.
-  step "$out/$setting/study" tune "${common[@]}" --trials 8 --seeds 0 --concurrent "$jobs" partition.seed=100
+  step "$out/$setting/study" tune "${common[@]}" --trials 8 --seeds 0 --jobs "$jobs" partition.seed=100
   drop_checkpoints "$out/$setting/study" # the comparisons read its parameters only
   step "$out/$setting/default" compare "${common[@]}" --seeds 5 --jobs "$jobs"
   # Runs of methods whose search kept the default parameters are used again.

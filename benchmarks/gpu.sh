@@ -86,7 +86,7 @@ if "$python" -c 'import ray' 2>/dev/null; then
   wanted ray && record "two workers of Ray" 150 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=ray engine.workers=2 evaluation.every=2
   wanted searches && for trainings in 1 2; do
     share=$([ "$device" = cpu ] && echo 0 || "$python" -c "print(1 / $trainings)")
-    record "search, $trainings trials at a time" 300 tune hfcd --trials $trials --rounds $rounds --seeds 0 --concurrent $trainings --gpus-per-trial "$share" --out "$out/studies" "engine.device=$device" tracking.mlflow=false
+    record "search, $trainings trials at a time" 300 tune hfcd --trials $trials --rounds $rounds --seeds 0 --jobs $trainings --gpus-per-trial "$share" --out "$out/studies" "engine.device=$device" tracking.mlflow=false
   done
 fi
 if wanted together; then

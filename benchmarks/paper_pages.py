@@ -128,7 +128,7 @@ def commands(data: Path, out: Path) -> dict[str, list[list[str]]]:
 
 def output(arguments: Sequence[str]) -> Path:
     """Return the folder in which a command writes runs and reports."""
-    return Path(arguments[arguments.index("--output") + 1])
+    return Path(arguments[arguments.index("--out") + 1])
 
 
 def unpack(archive: Path, folder: Path, data: Path) -> None:

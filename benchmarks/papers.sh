@@ -29,12 +29,12 @@ reproduce() {
 
 # measure PAPER ENGINE [ARGUMENT ...]
 measure() {
-  reproduce "$1" --seeds "${SEEDS:-3}" --output "$out" --engine "$2" data.root=. engine.threads=1 "${@:3}"
+  reproduce "$1" --seeds "${SEEDS:-3}" --out "$out" --engine "$2" data.root=. engine.threads=1 "${@:3}"
 }
 
 # measure_long PAPER [ARGUMENT ...]: with all rounds of the paper, in OUT_DIR/long
 measure_long() {
-  reproduce "$1" --scale full --seeds "${SEEDS:-3}" --output "$out/long" --engine sequential \
+  reproduce "$1" --scale full --seeds "${SEEDS:-3}" --out "$out/long" --engine sequential \
     data.root=. engine.threads=1 "${@:2}"
 }
 
@@ -58,13 +58,13 @@ for paper in "${papers[@]}"; do
     # LeNet-5; 10 of 100 clients, 1,500 samples, 20 of 200 rounds.
     fedpc)
       rows="fedavg,fedpc,fedper,ditto,FedPC gm=mean_head,FedPC gm=nearest_proto,FedPC pull=class_mean"
-      measure fedpc vectorized --table 4 --dataset FMNIST --algos "$rows" model=lenet5 partition.clients=10 \
+      measure fedpc vectorized --table 4 --dataset FMNIST --algo "$rows" model=lenet5 partition.clients=10 \
         partition.samples=1500 train.rounds=20 evaluation.every=20 ;;
     # LeNet-5; 10 of 100 clients, 3,000 samples, 20 of 200 rounds.
     fedpc-cifar100)
       rows="fedavg,fedproto,fednh,fedrep,fedper,ditto,fedpc,FedPC gm=nearest_proto"
-      reproduce fedpc --seeds "${SEEDS:-3}" --output "$out/cifar100" --engine vectorized data.root=. \
-        engine.threads=1 --table 4 --dataset CIFAR100 --algos "$rows" model=lenet5 partition.clients=10 \
+      reproduce fedpc --seeds "${SEEDS:-3}" --out "$out/cifar100" --engine vectorized data.root=. \
+        engine.threads=1 --table 4 --dataset CIFAR100 --algo "$rows" model=lenet5 partition.clients=10 \
         partition.samples=3000 train.rounds=20 evaluation.every=20 ;;
     # LeNet-5 on Fashion-MNIST instead of ResNet-18 on CIFAR-10; 20 of 100 clients, 2,000 samples,
     # 30 of 500 rounds, over which the learning rates decay as in the paper's first 30.
@@ -75,9 +75,9 @@ for paper in "${papers[@]}"; do
     # archive has the runs of the first seed, which are on the page too.
     dfedhp-cifar100)
       rows=fedavg,fedper,ditto,dfedavg,dfedalt,dispfl,dfedhp
-      reproduce dfedhp --seeds "${SEEDS:-3}" --output "$out/cifar100" --engine sequential data.root=. \
+      reproduce dfedhp --seeds "${SEEDS:-3}" --out "$out/cifar100" --engine sequential data.root=. \
         engine.threads=1 --table dirichlet --table rounds-dirichlet --table pathological \
-        --table rounds-pathological --dataset CIFAR100 --algos "$rows" model=lenet5 partition.clients=20 \
+        --table rounds-pathological --dataset CIFAR100 --algo "$rows" model=lenet5 partition.clients=20 \
         partition.samples=5000 train.rounds=30 train.schedule.decay=0.74 evaluation.every=1 ;;
     # The paper's 200 rounds and numbers of preparation rounds; half of the clients, 5,000 samples.
     fedcpmd-long)
@@ -91,8 +91,8 @@ for paper in "${papers[@]}"; do
       scale=(partition.clients=10 partition.samples=2000 evaluation.every=10 evaluation.common.every=10
         evaluation.common.limit=1000)
       rows="FedProto,MOON,HFCD share=full"
-      measure_long hfcd --table curves-cifar100 --algos "FedAvg,$rows" "${scale[@]}"
-      measure_long hfcd --table curves-emnist --algos "$rows" "${scale[@]}" ;;
+      measure_long hfcd --table curves-cifar100 --algo "FedAvg,$rows" "${scale[@]}"
+      measure_long hfcd --table curves-emnist --algo "$rows" "${scale[@]}" ;;
     # 10 of 20 clients, 2,000 samples of Fashion-MNIST and 3,000 of CIFAR-100, 20 of 2,000 rounds with
     # four times the learning rate; every second round is evaluated.
     pfllib) measure pfllib sequential --table leaderboard ;;

@@ -32,8 +32,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from flbench import tuning
     from flbench.algorithms import *  # noqa: F403
-    from flbench.api.ablating import ablate
-    from flbench.api.comparing import compare
     from flbench.api.federating import federate
     from flbench.api.loading import load, runs
     from flbench.api.methods import Method, method, methods
@@ -53,20 +51,18 @@ if TYPE_CHECKING:
         Similarity,
         partition,
     )
-    from flbench.api.reporting import Comparison, pack, report
+    from flbench.api.reporting import Comparison, pack
     from flbench.api.resuming import resume
-    from flbench.api.running import run
     from flbench.api.runs import Run
+    from flbench.api.settings import RunSettings, Settings, run
     from flbench.api.studies import Study
-    from flbench.api.tuning import tune
+    from flbench.api.verbs import ComparisonSettings, ablate, compare, report, tune
     from flbench.callbacks import Callback
     from flbench.callbacks.early_stopping import EarlyStopping
     from flbench.core.errors import ConfigError, DataError, RunError, UserError
     from flbench.data.own import Data
 
 _PLACES: Final = {
-    "flbench.api.ablating": ("ablate",),
-    "flbench.api.comparing": ("compare",),
     "flbench.api.federating": ("federate",),
     "flbench.api.loading": ("load", "runs"),
     "flbench.api.methods": ("Method", "method", "methods"),
@@ -74,12 +70,12 @@ _PLACES: Final = {
         *("ByTarget", "Dirichlet", "ExtendedDirichlet", "FromFile", "Grouped", "IID", "Natural"),
         *("Partition", "Pathological", "Quantity", "Scheme", "Shards", "Similarity", "partition"),
     ),
-    "flbench.api.reporting": ("Comparison", "pack", "report"),
+    "flbench.api.reporting": ("Comparison", "pack"),
     "flbench.api.resuming": ("resume",),
-    "flbench.api.running": ("run",),
     "flbench.api.runs": ("Run",),
     "flbench.api.studies": ("Study",),
-    "flbench.api.tuning": ("tune",),
+    "flbench.api.settings": ("RunSettings", "Settings", "run"),
+    "flbench.api.verbs": ("ComparisonSettings", "ablate", "compare", "report", "tune"),
     "flbench.callbacks": ("Callback",),
     "flbench.callbacks.early_stopping": ("EarlyStopping",),
     "flbench.core.errors": ("ConfigError", "DataError", "RunError", "UserError"),
@@ -92,6 +88,7 @@ __all__ = [
     "ByTarget",
     "Callback",
     "Comparison",
+    "ComparisonSettings",
     "ConfigError",
     "Data",
     "DataError",
@@ -107,7 +104,9 @@ __all__ = [
     "Quantity",
     "Run",
     "RunError",
+    "RunSettings",
     "Scheme",
+    "Settings",
     "Shards",
     "Similarity",
     "Study",

@@ -32,7 +32,7 @@ def shorter(command):
     if command.startswith("flbench compare"):
         command += " --jobs 1"
     if command.startswith("flbench tune"):
-        command += " --seeds 0 --concurrent 1 tracking.mlflow=false"
+        command += " --seeds 0 --jobs 1 tracking.mlflow=false"
     if command.startswith("flbench run"):
         command += " tracking.mlflow=false"
     return command

@@ -113,21 +113,25 @@ def test_commands_have_these_options_and_keys(subtests):
             assert_options_and_keys_exist(line)
 
 
+TRAIN = ("run", "compare", "ablate", "tune", "reproduce")
+
+
 def assert_options_and_keys_exist(line):
     _, name, *arguments = shlex.split(line, comments=True)
     command = COMMANDS[name.replace("--", "")]
     context = command.make_context(name, arguments)
 
-    overrides = [
-        word
-        for word in context.params.get("overrides") or context.params.get("what") or []
-        if "=" in word and not re.search(r"=\$|RUN_DIR", word)
-    ]
-    methods = ",".join(context.params.get("algo") or [""]).split(",")
+    words = context.params.get("words") or []
+    overrides = [word for word in words if "=" in word and not re.search(r"=\$|RUN_DIR", word)]
+    named = [word for word in words if "=" not in word and ":" not in word]
+    if name == "reproduce":  # papers have the names of their methods
+        methods = [word for word in named if word in ALGORITHMS.names()]
+    else:
+        methods = ",".join([*named, *(context.params.get("algo") or [])]).split(",")
+    methods = [one for one in methods if one not in ("", "NAME")] if name in TRAIN else []
     for method in methods:
-        if method and method != "NAME":
-            ALGORITHMS.find(method)
-    own = f"algorithm={methods[0]}" if methods[0] not in ("", "NAME") else "algorithm=fedavg"
+        ALGORITHMS.find(method)
+    own = f"algorithm={methods[0] if methods else 'fedavg'}"
     resolve([from_overrides([own, *overrides])])
 
 

@@ -5,14 +5,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, sep
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from flbench.api import campaigns
 from flbench.api.caller import Caller, program
 from flbench.api.campaigns import OUT, Ending
 from flbench.api.comparisons import PlannedComparison
 from flbench.calls import arguments, parts
-from flbench.calls.arguments import Section
 from flbench.comparison import tuned as tuning
 from flbench.comparison.design import SECTION, Design, LabelledLayer, words_of
 from flbench.config.sources import Layer, from_values, is_line, merge, value_of, values_of
@@ -29,100 +28,8 @@ NAMING: Final = tuple(f"{SECTION}{key}" for key in ("name", "source", "sha256"))
 KEPT: Final = ("vary", "grid", "tuned", "out")  # what a comparison that has begun keeps
 
 
-def compare(
-    methods: str | Sequence[str | type | Mapping[str, Any]],
-    *,
-    seeds: int | None = None,
-    vary: Literal["training", "partition", "both"] | None = None,
-    grid: Mapping[str, Sequence[Any]] | None = None,
-    jobs: int | None = None,
-    address: str | None = None,
-    tuned: str | PathLike[str] | None = None,
-    force: bool = False,
-    reuse: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
-    out: str | PathLike[str] | None = None,
-    config: str | PathLike[str] | None = None,
-    seed: int | None = None,
-    algorithm: Mapping[str, Any] | None = None,
-    data: Any = None,
-    partition: Any = None,
-    model: Any = None,
-    train: Mapping[str, Any] | None = None,
-    engine: Section | None = None,
-    evaluation: Mapping[str, Any] | None = None,
-    tracking: Mapping[str, Any] | None = None,
-    progress: bool = True,
-    trust: bool = False,
-    **keys: Any,
-) -> PlannedComparison:
-    """Train methods x data sets x settings x repetitions, as `flbench compare` does.
-
-    Each training is a cell: an ordinary run folder below `cells/`, which `fl.load` reads. All
-    methods of a repetition have the same seeds, so that their results are paired.
-
-    The sections of the configuration are given as to `fl.run`. Cells differ from runs in two
-    defaults: `output.checkpoint_every` is 1 with at least 5 seconds between two checkpoints
-    (`output.checkpoint_seconds`), and `tracking.mlflow` is false.
-    An interrupt keeps the cells that are finished, and raises KeyboardInterrupt, whose message
-    names the call of `fl.resume` that continues the comparison.
-
-    Args:
-        methods: Names of the methods, import paths `package.module:Class` or classes of your own. A
-            variant of a method is a text `"LABEL: NAME KEY=VALUE ..."`, such as
-            `"short: hfcd tau=0.1 train.optimizer.lr=0.01"`, or a dict of the same:
-            `{"label": "short", "name": "hfcd", "tau": 0.1, "train.optimizer.lr": 0.01}`. The label
-            stands for the method in tables, sentences and pictures; without one, variants are named
-            by their keys.
-        seeds: Repetitions of each method, data set and setting (default 5).
-        vary: What differs between repetitions: the seed of the training, with one partition
-            (`training`); the partition, with one seed of the training (`partition`), which supports
-            no claim that a method is better; or both (`both`, default).
-        grid: Values by dotted key, such as `{"partition.alpha": [0.1, 1]}`. Each combination of
-            values is a setting; keys `algorithm.KEY` make variants of the methods that have them.
-        jobs: Cells that are trained at the same time, each in a process of its own (default: one
-            per core). With 1 they are trained in this process.
-        address: A running Ray cluster, as `engine.address` takes it, on whose nodes the cells are
-            trained, `jobs` of them at the same time. All nodes must see the folder `out`.
-        tuned: Folder of a study; each method takes the best parameters that the study has found. A
-            method that the study does not have keeps its defaults, and a note says so. Unless
-            `seed` is given, the repetitions begin after the seed of the search.
-        force: Whether to use the parameters of `tuned` although the study has another setting. A
-            warning names the keys in which the two differ.
-        reuse: Folders of runs, comparisons and studies, or folders above them, whose finished runs
-            are cells of this comparison if configuration, data and revision of the code are equal.
-        out: Folder for the folders of comparisons (default `comparisons`).
-        config: YAML file with the values that differ from the defaults.
-        seed: Seed of the first repetition (default 0). The others have the seeds after it.
-        algorithm: Keys of the methods. Each method gets those that it has.
-        data: Section `data` or data of your own, as for `fl.run`; or a list of several of them.
-        partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1)`.
-        model: Section `model`, or a net of your own, as for `fl.run`. Objects without an import
-            path are sent to the processes once.
-        train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
-        engine: Section `engine`.
-        evaluation: Section `evaluation`.
-        tracking: Section `tracking`. `{"mlflow": "auto"}` sends the comparison to MLflow while it
-            is trained.
-        progress: Whether to show the progress.
-        trust: Whether code that `config` or the study of `tuned` names may run. Otherwise it is an
-            error that lists this code, unless you have allowed it before.
-        keys: Keys by their dotted names.
-
-    Returns:
-        The comparison. Its table `cells` names the cells that failed; `fl.resume` tries them again.
-
-    Raises:
-        UserError: The comparison cannot be carried out, or the study of `tuned` has another
-            setting. All errors of a configuration are reported together.
-        RunError: All cells of a method failed, after the others were trained and reported; or a
-            server of Ray was lost.
-        KeyboardInterrupt: The comparison was interrupted; `fl.resume` continues it.
-    """
-    return call(compare, locals(), keys)
-
-
 def call(
-    function: Callable[..., Any],
+    name: str,
     values: Mapping[str, Any],
     keys: Mapping[str, Any],
     variants: Callable[[Design], Design] = lambda design: design,
@@ -131,8 +38,8 @@ def call(
     """Carry out a call of `compare`, or of a function that compares variants of what is given.
 
     Args:
-        function: The function that the user called.
-        values: The arguments of `compare`, by name.
+        name: Name of the function that the user called.
+        values: Its arguments by name, those of `compare` among them.
         keys: Keys by their dotted names.
         variants: Function from the design of what is given to the one that is carried out.
         shown: Further arguments of the function, for comparison.json.
@@ -140,11 +47,9 @@ def call(
     Returns:
         The comparison, as `compare` returns it. The errors are those of `compare`, too.
     """
-    name = function.__name__
     given = arguments.sections(values, keys)
     if values.get("address") is not None:
         given["engine.address"] = values["address"]
-    arguments.check_names(function, keys, compare)
     settings = {one: values[one] for one in ("seeds", "vary", "grid", "tuned")}
     with run_code(values["trust"]):
         sets, own = data_sets(given.pop("data", None))

@@ -1,37 +1,28 @@
 """Federated training of a LightningModule by its own training step."""
 
-from collections.abc import Mapping, Sequence
-from os import PathLike
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 from flbench.api import running
 from flbench.api.runs import Run
-from flbench.callbacks import Callback
-from flbench.callbacks.base import Logger
-from flbench.calls.arguments import Section
+from flbench.api.settings import Keys, Listening, Training, given, verb
 from flbench.core.errors import ConfigError
 
 
+class FederateSettings(Training, Listening, total=False):
+    """The settings of `fl.federate`."""
+
+
+@verb
 def federate(
     module: Any,
     data: Any = None,
-    method: Section = "fedavg",
+    method: str | Keys = "fedavg",
     *,
     head: str | None = None,
-    args: Mapping[str, Any] | None = None,
-    config: str | PathLike[str] | None = None,
-    seed: int | None = None,
-    partition: Any = None,
-    train: Mapping[str, Any] | None = None,
-    engine: Section | None = None,
-    metrics: Mapping[str, Any] | None = None,
-    evaluation: Mapping[str, Any] | None = None,
-    tracking: Mapping[str, Any] | None = None,
-    output: Mapping[str, Any] | None = None,
-    callbacks: Callback | Sequence[Callback] = (),
-    logger: Logger | Sequence[Logger] = (),
-    progress: bool = True,
-    **keys: Any,
+    args: Keys | None = None,
+    metrics: Keys | None = None,
+    **settings: Unpack[FederateSettings],
 ) -> Run:
     """Train a LightningModule in every client, by its own `training_step` and optimizer.
 
@@ -71,22 +62,10 @@ def federate(
             features, such as `hfcd`, or divide the net into backbone and head, such as `fedper`.
             None takes the linear layer whose outputs `forward` returns.
         args: Keyword arguments of the class or function that makes the module.
-        config: YAML file with the values that differ from the defaults.
-        seed: Seed of all randomness, that of the module's training step included.
-        partition: Section `partition`, an object such as `fl.IID(clients=10)`, or a scheme of your
-            own; see `fl.run`.
-        train: Section `train`. Its keys `optimizer` and `terms` are refused, because the module
-            makes its optimizer and computes its loss.
-        engine: Section `engine`: `sequential`, `ray` or `auto`.
         metrics: Metrics by name: metrics of torchmetrics, or for classification also functions of
             a confusion matrix; `evaluation={"metrics": ...}`.
-        evaluation: Section `evaluation`.
-        tracking: Section `tracking`.
-        output: Section `output`.
-        callbacks: One or several callbacks.
-        logger: One or several loggers of Lightning.
-        progress: Whether to show the progress.
-        keys: Keys by their dotted names.
+        settings: See `FederateSettings`. The keys `optimizer` and `terms` of `train` are refused,
+            because the module makes its optimizer and computes its loss.
 
     Returns:
         The finished run. `run.model(client=7).net.module` is the trained module of client 7, in
@@ -124,6 +103,16 @@ def federate(
     >>> test["mae"] < 0.5, test["mae_worst10"] > test["mae_mean"]
     (True, True)
     """
+    rest, keys = given(
+        "federate",
+        data=data,
+        method=method,
+        head=head,
+        args=args,
+        metrics=metrics,
+        **settings,
+    )
+    evaluation = rest["evaluation"]
     if not (isinstance(module, str) or callable(module)):
         raise ConfigError(
             "`module` must be a LightningModule, a class or function that makes one, or its import"
@@ -151,20 +140,5 @@ def federate(
             f"`{wrong[0]}` is an argument of fl.run; here it is"
             f" `{'module' if wrong[0] == 'model' else 'method'}`."
         )
-    return running.run(
-        method,
-        config=config,
-        seed=seed,
-        data=data,
-        partition=partition,
-        model=model,
-        train=train,
-        engine=engine,
-        evaluation=evaluation,
-        tracking=tracking,
-        output=output,
-        callbacks=callbacks,
-        logger=logger,
-        progress=progress,
-        **keys,
-    )
+    own = {"algorithm": method, "model": model, "evaluation": evaluation}
+    return running.called(rest | own, keys)

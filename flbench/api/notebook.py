@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
 
-from flbench.api.progress import accuracy_text
+from flbench.api.caller import accuracy_text
 from flbench.callbacks import Callback, RunView
 from flbench.reports.terminal import duration
 

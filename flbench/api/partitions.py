@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flbench.api.settings import AnyPath, Keys, Reading, given, verb
 from flbench.calls import arguments, parts
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
@@ -371,28 +372,27 @@ class Partition:
         )
 
 
+class PartitionSettings(Reading, total=False):
+    """The settings of `fl.partition`."""
+
+    shift: Keys | None
+
+
+@verb
 def partition(
     data: Any = None,
     partition: Any = None,
     *,
-    config: str | PathLike[str] | None = None,
-    seed: int | None = None,
-    shift: Mapping[str, Any] | None = None,
-    save: str | PathLike[str] | None = None,
-    trust: bool = False,
+    out: AnyPath | None = None,
+    **settings: Unpack[PartitionSettings],
 ) -> Partition:
     """Distribute the samples of a data set to clients, without a run.
 
     Args:
-        data: Section `data`, the name of a data set, or data of your own; see `fl.Data`.
-        partition: Section `partition`, the name of a scheme, or an object such as
-            `fl.Dirichlet(alpha=0.1, clients=20)`, or a scheme of your own: a function (see
-            `fl.Scheme`), or the positions of each client's samples.
-        config: Configuration file with the values that differ from the defaults.
-        seed: Seed of the partition, unless the section has one.
-        shift: Section `shift`, for example `{"rotation": [0, 90]}`.
-        save: File NAME.npz for the partition, which `fl.FromFile` reads again; None to write none.
-        trust: Whether code that `config` names may run; see `fl.run`.
+        data: Section `data`, as for `fl.run`.
+        partition: Section `partition`, as for `fl.run`.
+        out: File NAME.npz for the partition, which `fl.FromFile` reads again; None to write none.
+        settings: See `PartitionSettings`. The partition has its own seed if its section has one.
 
     Returns:
         The partition.
@@ -400,25 +400,25 @@ def partition(
     Raises:
         UserError: A key is wrong, the data set cannot be read, or the partition cannot be made.
 
-    >>> partition("digits", Dirichlet(alpha=0.5, clients=4)).clients
+    >>> partition("digits", {"alpha": 0.5, "clients": 4}).clients
     4
     """
-    values = {"data": data, "partition": partition, "seed": seed, "shift": shift}
-    given, objects = parts.split(values)
-    with run_code(trust):
-        found, _ = resolve(arguments.layers("partition", config, given))
+    values, keys = given("partition", data=data, partition=partition, out=out, **settings)
+    plain, objects = parts.split(arguments.sections(values, keys))
+    with run_code(values["trust"]):
+        found, _ = resolve(arguments.layers("partition", values["config"], plain))
     found = found.altered(partition=found.partition.altered(seed=found.partition_seed))
     with offered(objects):
-        federation, _ = make(found, None if save is None else arguments.path_of(save, "save"))
+        federation, _ = make(found, None if out is None else arguments.path_of(out, "out"))
     return Partition.of(federation, found.partition.model_dump(mode="json"))
 
 
-def make(config: Config, save: Path | None = None) -> tuple["Federation", Path | None]:
+def make(config: Config, out: Path | None = None) -> tuple["Federation", Path | None]:
     """Load a data set, distribute its samples to clients, and save the partition if asked to.
 
     Args:
         config: The configuration.
-        save: File NAME.npz for the partition; None to write none.
+        out: File NAME.npz for the partition; None to write none.
 
     Returns:
         The samples of all clients, and the file.
@@ -426,9 +426,9 @@ def make(config: Config, save: Path | None = None) -> tuple["Federation", Path |
     Raises:
         UserError: The data set cannot be read, or the partition cannot be made or saved.
     """
-    if save is not None and save.suffix != ".npz":
-        raise UserError(f"`save` must be a file that ends with .npz, got {save}.")
+    if out is not None and out.suffix != ".npz":
+        raise UserError(f"`out` must be a file that ends with .npz, got {out}.")
     federation = assembly.load_federation(config)
-    if save is not None:
-        partition_files.save(federation.partition, federation.dataset, config.partition, save)
-    return federation, save
+    if out is not None:
+        partition_files.save(federation.partition, federation.dataset, config.partition, out)
+    return federation, out

@@ -276,40 +276,13 @@ Source = Run | Study | str | PathLike[str]
 
 def report(
     runs: Source | Sequence[Source],
+    metric: str | Sequence[str],
+    baseline: str | None,
+    target: str | float | Iterable[float] | None,
     *,
-    metric: str | Sequence[str] = "accuracy",
-    baseline: str | None = None,
-    target: str | float | Iterable[float] | None = None,
-    force: bool = False,
+    force: bool,
 ) -> Comparison:
-    """Compare finished runs, as `flbench report` does.
-
-    Runs are compared within a place: a data set with a setting. What a place is, which runs are
-    repetitions of each other and which methods they belong to follows from their configurations.
-
-    Args:
-        runs: Runs and studies, their folders, the folder of a comparison, archives that `pack` has
-            written, or folders above them. Of a study the final trainings are compared.
-        metric: Test metric that ranks the methods; larger is better. Of several, in a list or
-            between commas, the first one ranks, and they are the columns of the leaderboards, among
-            which `bytes` and `seconds` can be.
-        target: Value of the metric, or several ones in a list or between commas, whose costs are
-            wanted: rounds, bytes and seconds until a method reaches it (default:
-            `evaluation.target_accuracy`, if the runs have it).
-        baseline: Method with which each of the others is compared: no other pair is tested, a
-            sentence says which methods are better, and the recall of classes has differences from
-            it. By default all pairs are tested, and classes have FedAvg if it is there, otherwise
-            the first method.
-        force: Whether to compare runs that are not comparable, with a warning that says why.
-
-    Returns:
-        The report, as tables and sentences; its method `write` makes the files.
-
-    Raises:
-        UserError: A path is not the folder of a run, no run is finished, the runs are not
-            comparable, or the metric or the baseline is not known.
-        DataError: A file in a folder is damaged.
-    """
+    """Carry out a call of `fl.report`."""
     found = collect(_paths(runs))
     comparison = arrange(
         found.runs,

@@ -49,7 +49,7 @@ def resume(
         trust: Whether code that the folder names may run, if your flbench has not written the
             folder on this machine.
         keys: For a run, sections and dotted keys that may change on resume, such as
-            `engine={"device": "cpu"}`. For a study, `concurrent`, `gpus_per_trial`, `retries` and
+            `engine={"device": "cpu"}`. For a study, `jobs`, `gpus_per_trial`, `retries` and
             `address`. For a comparison, `jobs`, `address`, `methods` and `seeds` to add methods and
             repetitions, and `reuse`, folders of finished runs to use again. For all of them,
             `data`, `partition`, `model` (or `module`, as `fl.federate` names it) and the functions

@@ -4,17 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flbench.api import progress
+from flbench.api import caller as show_progress
 from flbench.api.caller import Caller, program
 from flbench.api.runs import Run
 from flbench.callbacks import Callback
 from flbench.callbacks.base import Logger
 from flbench.calls import arguments, parts
-from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
@@ -31,103 +29,24 @@ if TYPE_CHECKING:
     from flbench.tracking.mirror import Mirrors
 
 Item = TypeVar("Item")
-show_progress = progress  # `progress` is also an argument of the functions below
 
 
-def run(
-    algorithm: Section | None = None,
-    *,
-    config: str | PathLike[str] | None = None,
-    seed: int | None = None,
-    data: Any = None,
-    partition: Any = None,
-    model: Any = None,
-    train: Mapping[str, Any] | None = None,
-    engine: Section | None = None,
-    evaluation: Mapping[str, Any] | None = None,
-    tracking: Mapping[str, Any] | None = None,
-    output: Mapping[str, Any] | None = None,
-    callbacks: Callback | Sequence[Callback] = (),
-    logger: Logger | Sequence[Logger] = (),
-    progress: bool = True,
-    trust: bool = False,
-    **keys: Any,
-) -> Run:
-    """Train and evaluate a method, as `flbench run` does.
-
-    The arguments are the sections of the configuration. A section is a dict of its keys, or its
-    name where it has one (`data="digits"`, `model="lenet5"`, `partition="iid"`, `engine="ray"`).
-    Keys that are not given have the values of `config`, or their defaults. The same values give the
-    same weights, bit for bit, as on the command line.
-
-    There is one other default than on the command line: `tracking.mlflow` is false, so that a
-    script or notebook starts no other process. `tracking={"mlflow": "auto"}` is the default of the
-    command line.
-
-    Ctrl-C, or an interrupt of a notebook's kernel, saves the run and raises KeyboardInterrupt,
-    whose message names the call of `fl.resume` that continues it. After the call PyTorch's threads,
-    random generators, signal handlers and warnings are as before it. Functions given by an import
-    path `package.module:name` are searched in the current folder too. If they are there, it stays
-    at the end of `sys.path`, so that imports within them work later.
+def called(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Run:
+    """Carry out a call of `fl.run`.
 
     Args:
-        algorithm: The method: its name, or a dict with `name` and keys of the method, such as
-            `{"name": "hfcd", "tau": 0.5}`. By default `hfcd`. A method of your own is named by its
-            import path `package.module:Class`, or given as the class itself.
-        config: YAML file with the values that differ from the defaults.
-        seed: Seed of all randomness.
-        data: Section `data`, a `pathlib.Path` of a file or folder, or data of your own: arrays
-            `(x, y)`, a DataFrame, a torch Dataset, data loaders, or a function that returns one of
-            them; see `fl.Data`.
-        partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1, clients=20)`,
-            or a scheme of your own: a function (see `fl.Scheme`), or the positions of each
-            client's samples.
-        model: Section `model`, or a net of your own: an `nn.Module`, whose weights all clients
-            start from, or a function or class `f(shape, classes)` that returns one.
-        train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
-        engine: Section `engine`.
-        evaluation: Section `evaluation`. Values of `metrics` may be functions of a confusion
-            matrix, or metrics of torchmetrics.
-        tracking: Section `tracking`.
-        output: Section `output`; run folders are written below `output["dir"]`.
-        callbacks: One or several callbacks, such as `fl.EarlyStopping(patience=5)`.
-        logger: One or several loggers of Lightning, such as `CSVLogger("logs")`, that get all
-            metrics with rounds as steps.
-        progress: Whether to show the progress: a bar in a notebook and on a terminal, lines on
-            standard error elsewhere.
-        trust: Whether code that `config` names may run. Otherwise it is an error that lists this
-            code, unless you have allowed it before.
-        keys: Keys by their dotted names, such as `**{"train.optimizer.lr": 0.1}`. They override
-            the sections. `study.best(METHOD).params` has this form.
-
-    Returns:
-        The finished run.
-
-    Raises:
-        ConfigError: Keys or values are wrong. The message has one line for each of them.
-        UserError: Data, configuration and callbacks do not fit together, or the folder cannot be
-            written.
-        RunError: The run or a callback failed; `fl.resume` continues it.
-        KeyboardInterrupt: The run was interrupted and saved.
-
-    >>> import tempfile
-    >>> from flbench.api.partitions import Dirichlet
-    >>> few = Dirichlet(alpha=0.5, clients=4)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = run("fedavg", partition=few, train={"rounds": 1}, output={"dir": folder},
-    ...                 progress=False)
-    >>> found.config.algorithm.name, found.finished
-    ('fedavg', True)
+        values: Its arguments by name.
+        keys: Its keys by their dotted names.
     """
-    given = arguments.sections(locals(), keys)
-    arguments.check_names(run, keys)
+    given = arguments.sections(values, keys)
     plain, objects = parts.split(given)
-    if config is None:
+    if values["config"] is None:
         plain = parts.with_natural_clients(plain, objects)
-    with run_code(trust):
-        checked, origins = resolve(arguments.layers("run", config, plain))
-    caller = program(shown=progress, again=parts.again(given, objects))
-    ending = start([(checked, origins)], caller, listed(callbacks), listed(logger), objects=objects)
+    with run_code(values["trust"]):
+        checked, origins = resolve(arguments.layers("run", values["config"], plain))
+    caller = program(shown=values["progress"], again=parts.again(given, objects))
+    told = listed(values["callbacks"]), listed(values["logger"])
+    ending = start([(checked, origins)], caller, *told, objects=objects)
     return finished(ending, caller, objects)
 
 
@@ -137,7 +56,7 @@ class RunsEnding:
 
     Attributes:
         paths: The folders of the runs that have ended, in their order.
-        mirrors: The processes that send them to MLflow; None if none of them is sent.
+        mirrors: The processes that send them to MLflow; None for none.
         refused: The errors of the other runs, by their methods.
     """
 
@@ -234,12 +153,12 @@ def train_one(
         loggers: Loggers of Lightning.
         objects: Objects of the user without an import path, by the name of their section.
         known: Notes that were printed for an earlier run of the comparison; see
-            `flbench.api.progress.display`.
+            `flbench.api.caller.display`.
     """
     with (
         as_flbench_errors(),
         preserved(),
-        _display(title, known, shown=caller.shown) as display,
+        _display(title, known, caller.shown) as display,
         ending.mirrors or nullcontext(),
         offered(objects),
     ):
@@ -253,19 +172,12 @@ def train_one(
 
 
 def failure(path: Path) -> RunError | None:
-    """Return an error if a finished run has trained nothing; None if it has.
-
-    Args:
-        path: The run folder.
-    """
-    run = reading.read(path)
-    reason = training_failure(run.summary)
-    if reason is None:
-        return None
-    return RunError(
-        f"{reason}. Lower the learning rate, set train.clip, or check train.batch_size and"
-        " train.last_batch."
+    """Return an error if a finished run has trained nothing; None if it has."""
+    reason = training_failure(reading.read(path).summary)
+    cure = (
+        "Lower the learning rate, set train.clip, or check train.batch_size and train.last_batch."
     )
+    return None if reason is None else RunError(f"{reason}. {cure}")
 
 
 def finished(ending: RunsEnding, caller: Caller, objects: Mapping[str, Any]) -> Run:
@@ -279,17 +191,15 @@ def finished(ending: RunsEnding, caller: Caller, objects: Mapping[str, Any]) -> 
     return Run(ending.paths[0], objects)
 
 
-def _display(
-    title: str, known: set[str] | None, *, shown: bool
-) -> AbstractContextManager[Callback]:
+def _display(title: str, known: set[str] | None, shown: bool) -> AbstractContextManager[Callback]:
     """Return the context manager that shows the progress of a run."""
     if not shown:
         return nullcontext(Callback())
-    if show_progress.is_notebook():
-        from flbench.api import notebook
+    if not show_progress.is_notebook():
+        return show_progress.display(title, known)
+    from flbench.api import notebook
 
-        return notebook.display(title)
-    return show_progress.display(title, known)
+    return notebook.display(title)
 
 
 def listed(items: Item | Sequence[Item]) -> list[Item]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import cached_property
+from functools import cache, cached_property, partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 from flbench.calls import arguments
 from flbench.config.schema import Config
@@ -23,54 +23,29 @@ if TYPE_CHECKING:
 
     from flbench.api.partitions import Partition
     from flbench.api.plots import RunPlots
+    from flbench.api.verbs import ExportSettings, ModelSettings
     from flbench.deploy.models import TrainedModel
 
 
-class _Tables:
-    """The tables of a run folder, each read when it is first asked for."""
+def _table(run: reading.StoredRun, name: str) -> "pd.DataFrame":
+    """Read a table of a run folder: `metrics`, or the name of a CSV file."""
+    from flbench.results import tables
 
-    def __init__(self, run: reading.StoredRun) -> None:
-        self._run = run
-
-    @cached_property
-    def metrics(self) -> "pd.DataFrame":
-        from flbench.results import tables
-
-        return tables.metrics(self._run.rows)
-
-    @cached_property
-    def per_class(self) -> "pd.DataFrame":
-        from flbench.results import tables
-
-        self._run.check_classes()
-        table = tables.read(self._run.path / "per_class.csv", tables.PER_CLASS)
-        return tables.both_moments(table)
-
-    @cached_property
-    def clients(self) -> "pd.DataFrame":
-        from flbench.results import tables
-
-        columns = tables.CLIENTS if self._run.config.has_classes else tables.TARGET_CLIENTS
-        table = tables.read(self._run.path / "clients.csv", columns, optional=tables.SOMETIMES)
-        return tables.both_moments(table)
-
-    @cached_property
-    def new_clients(self) -> "pd.DataFrame":
-        from flbench.results import tables
-
-        columns = dict(tables.NEW_CLIENTS)
-        if not self._run.config.has_classes:
-            del columns["classes"]
-        file = self._run.path / "new_clients.csv"
-        table = tables.read(file, columns, optional=tables.SOMETIMES)
-        return tables.both_moments(table)
-
-    @cached_property
-    def confusion(self) -> "pd.DataFrame":
-        from flbench.results import tables
-
-        self._run.check_classes()
-        return tables.read(self._run.path / "confusion.csv", tables.CONFUSION)
+    if name == "metrics":
+        return tables.metrics(run.rows)
+    if name in ("per_class", "confusion"):
+        run.check_classes()
+        columns = tables.PER_CLASS if name == "per_class" else tables.CONFUSION
+        table = tables.read(run.path / f"{name}.csv", columns)
+        return table if name == "confusion" else tables.both_moments(table)
+    columns = tables.CLIENTS if run.config.has_classes else tables.TARGET_CLIENTS
+    if name == "new_clients":
+        has_classes = run.config.has_classes
+        columns = {
+            k: kind for k, kind in tables.NEW_CLIENTS.items() if has_classes or k != "classes"
+        }
+    table = tables.read(run.path / f"{name}.csv", columns, optional=tables.SOMETIMES)
+    return tables.both_moments(table)
 
 
 class Run:
@@ -105,7 +80,7 @@ class Run:
         self._trust = trust
         self._objects = dict(objects or {})
         self._run = reading.read(self.path)
-        self._tables = _Tables(self._run)
+        self._table = cache(partial(_table, self._run))
         self._models: dict[tuple[int | str | None, str | None, str], TrainedModel] = {}
 
     @property
@@ -137,7 +112,7 @@ class Run:
         `validation` or `test`; `protocol` str, the model, such as `personal` or `gm`; `metric` str;
         `value` float64. See `flbench.results.metrics_file.Row`.
         """
-        return self._tables.metrics.copy()
+        return self._table("metrics").copy()
 
     @property
     def per_class(self) -> "pd.DataFrame":
@@ -150,7 +125,7 @@ class Run:
         Raises:
             UserError: The targets of the run are not classes.
         """
-        return self._tables.per_class.copy()
+        return self._table("per_class").copy()
 
     @property
     def clients(self) -> "pd.DataFrame":
@@ -161,10 +136,9 @@ class Run:
         int64, numbers of samples; `classes` int64, the classes that it trains on, if there are
         classes; `trainings` int64, the rounds that it took part in; `validation_size` int64; test
         metrics, such as `accuracy`, and validation metrics, such as `validation_accuracy`, float64,
-        NaN for a client without samples in that part. Runs of flbench 0.1 have no columns of the
-        validation part.
+        NaN for a client without samples in that part.
         """
-        return self._tables.clients.copy()
+        return self._table("clients").copy()
 
     @property
     def new_clients(self) -> "pd.DataFrame":
@@ -174,7 +148,7 @@ class Run:
         on a copy, after which the model was evaluated; 0 is the model that the server would send.
         A client has a row for each number. Without such clients there are no rows.
         """
-        return self._tables.new_clients.copy()
+        return self._table("new_clients").copy()
 
     @property
     def confusion(self) -> "pd.DataFrame":
@@ -186,7 +160,7 @@ class Run:
         Raises:
             UserError: The targets of the run are not classes.
         """
-        return self._tables.confusion.copy()
+        return self._table("confusion").copy()
 
     @cached_property
     def partition(self) -> "Partition":
@@ -220,13 +194,9 @@ class Run:
         Args:
             client: Name of a natural client, or id of the client, in [0, N). The global model has
                 none.
-            deployment: Name of one of the method's models, such as `noft` of `ft` (default:
-                `personal`, or `gm` for the global model).
-            checkpoint: The round: `best` by validation, or the `last` one.
-            normalize_by: For the global model of a run with `data.normalize=client`: samples of a
-                new client, or a file of them, by whose mean and standard deviation inputs are
-                normalized, and missing values are filled, as by a client's training part. A warning
-                says if they are few, or have a column or channel with one value.
+            deployment: See `ModelSettings`.
+            checkpoint: See `ModelSettings`.
+            normalize_by: See `ModelSettings`.
 
         Raises:
             UserError: The method has no such client or model, the run has no such checkpoint, or
@@ -236,10 +206,9 @@ class Run:
         """
         from flbench.deploy import loading
 
-        key = client, deployment, checkpoint
-        if normalize_by is None and key in self._models:
+        key, given = (client, deployment, checkpoint), normalize_by
+        if given is None and key in self._models:
             return self._models[key]
-        given = normalize_by
         if isinstance(given, str | PathLike):
             given = arguments.path_of(given, "normalize_by")
         notes: list[str] = []
@@ -249,16 +218,14 @@ class Run:
             model = loading.load(self.path, client, deployment, checkpoint, notes.append, given)
         if notes:
             warn("\n".join(notes), stacklevel=2)
-        if normalize_by is None:
+        if given is None:
             self._models[key] = model
         return model
 
     def model(
         self,
         client: int | str | None = None,
-        *,
-        deployment: str | None = None,
-        checkpoint: Literal["best", "last"] = "best",
+        **settings: "Unpack[ModelSettings]",
     ) -> "nn.Module":
         """Return a copy of the net of a client, or of the global one, in eval mode on the CPU.
 
@@ -267,14 +234,12 @@ class Run:
 
         Args:
             client: Name or id of a client; see `trained`.
-            deployment: Name of one of the method's models; see `trained`.
-            checkpoint: The round: `best` by validation, or the `last` one.
+            settings: Which model; see `ModelSettings`.
 
         Raises:
             UserError: See `trained`.
         """
-        found = self.trained(client, deployment=deployment, checkpoint=checkpoint)
-        return deepcopy(found.net)
+        return deepcopy(self.trained(client, **settings).net)
 
     def best_client(
         self,
@@ -335,10 +300,7 @@ class Run:
         self,
         x: "Tensor | NDArray[Any] | Sequence[Sequence[int]]",
         client: int | str | None = None,
-        *,
-        deployment: str | None = None,
-        checkpoint: Literal["best", "last"] = "best",
-        normalize_by: "Tensor | NDArray[Any] | str | PathLike[str] | None" = None,
+        **settings: "Unpack[ModelSettings]",
     ) -> "Tensor":
         """Return the scores of raw samples, which are normalized as in training.
 
@@ -348,9 +310,7 @@ class Run:
                 tokens [B, length], or a list of sequences if the data have a padding id; rows of
                 tables [B, columns].
             client: Name or id of a client; see `trained`.
-            deployment: Name of one of the method's models; see `trained`.
-            checkpoint: The round: `best` by validation, or the `last` one.
-            normalize_by: Samples of a new client; see `trained`.
+            settings: Which model; see `ModelSettings`.
 
         Returns:
             Scores [B, C] on the CPU; `scores.argmax(1)` are the predicted classes. Outputs
@@ -359,21 +319,13 @@ class Run:
         Raises:
             UserError: The samples do not fit the data set, or see `trained`.
         """
-        model = self.trained(
-            client, deployment=deployment, checkpoint=checkpoint, normalize_by=normalize_by
-        )
-        return model.predict(x)
+        return self.trained(client, **settings).predict(x)
 
     def export(
         self,
         file: str | PathLike[str],
         client: int | str | None = None,
-        *,
-        format: str | None = None,
-        deployment: str | None = None,
-        checkpoint: Literal["best", "last"] = "best",
-        normalize_by: "Tensor | NDArray[Any] | str | PathLike[str] | None" = None,
-        overwrite: bool = False,
+        **settings: "Unpack[ExportSettings]",
     ) -> Path:
         """Write a model to a file that loads and predicts without flbench, as `flbench export`.
 
@@ -383,12 +335,7 @@ class Run:
         Args:
             file: The file to write.
             client: Name or id of a client; see `trained`.
-            format: `torch.export`, `onnx` or `safetensors`, which holds the weights alone; by
-                default what the suffix of the file stands for (`.pt2`, `.onnx`, `.safetensors`).
-            deployment: Name of one of the method's models; see `trained`.
-            checkpoint: The round: `best` by validation, or the `last` one.
-            normalize_by: Samples of a new client; see `trained`.
-            overwrite: Whether to replace the files if they exist.
+            settings: Which model, and the form of the file; see `ExportSettings`.
 
         Returns:
             The file.
@@ -400,11 +347,10 @@ class Run:
         """
         from flbench.deploy import formats
 
-        model = self.trained(
-            client, deployment=deployment, checkpoint=checkpoint, normalize_by=normalize_by
-        )
+        form, overwrite = settings.pop("format", None), settings.pop("overwrite", False)
         path = arguments.path_of(file, "file")
-        return formats.write(model, path, format, overwrite=overwrite)[0]
+        model = self.trained(client, **cast("ModelSettings", settings))
+        return formats.write(model, path, form, overwrite=overwrite)[0]
 
     @property
     def plot(self) -> "RunPlots":

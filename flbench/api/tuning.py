@@ -7,13 +7,12 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flbench.api import campaigns
 from flbench.api.caller import Caller, program
 from flbench.api.studies import Study
 from flbench.calls import arguments, parts
-from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.config.sources import Layer
 from flbench.config.trust import run_code
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from flbench.workers.ray_driver import RayDriver
 
 
-RESOURCES: Final = ("concurrent", "gpus_per_trial", "retries", "address")
+RESOURCES: Final = ("jobs", "gpus_per_trial", "retries", "address")
 """Arguments of `tune` that may change when a study is resumed."""
 PATHS: Final = ("space", "out")
 OPTIONS: Final = (
@@ -44,105 +43,23 @@ OPTIONS: Final = (
 """Arguments of `tune` that are not of the configuration."""
 
 
-def tune(
-    methods: str | type | Sequence[str | type],
-    *,
-    trials: int | None = None,
-    seeds: int | None = None,
-    vary: Literal["training", "both"] | None = None,
-    search: Literal["random", "grid", "optuna"] | None = None,
-    scheduler: Literal["asha", "pbt", "none"] | None = None,
-    metric: str | None = None,
-    deployment: str | None = None,
-    space: str | PathLike[str] | None = None,
-    concurrent: int | None = None,
-    gpus_per_trial: float | None = None,
-    retries: int | None = None,
-    address: str | None = None,
-    out: str | PathLike[str] | None = None,
-    config: str | PathLike[str] | None = None,
-    seed: int | None = None,
-    algorithm: Mapping[str, Any] | None = None,
-    data: Any = None,
-    partition: Any = None,
-    model: Any = None,
-    train: Mapping[str, Any] | None = None,
-    engine: Section | None = None,
-    evaluation: Mapping[str, Any] | None = None,
-    tracking: Mapping[str, Any] | None = None,
-    progress: bool = True,
-    trust: bool = False,
-    **keys: Any,
-) -> Study:
-    """Search hyper-parameters of methods with equal budgets, as `flbench tune` does.
-
-    Trials are scored on the validation parts, after their last round. The best and the default
-    parameters are then trained again with other seeds on other partitions, and only these final
-    trainings are evaluated on the test parts.
-
-    The sections of the configuration are given as to `fl.run`, with the same default of
-    `tracking.mlflow`. An interrupt keeps the trials that have ended, and raises KeyboardInterrupt,
-    whose message names the call of `fl.resume` that continues the study.
+def called(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Study:
+    """Carry out a call of `fl.tune`.
 
     Args:
-        methods: Names of the methods, import paths `package.module:Class`, or classes of your own.
-        trials: Trials of each method, the one with default parameters included (default 16).
-        seeds: Final trainings of the default and of the best parameters, each with another seed and
-            evaluated on the test parts (default 5; 0: none).
-        vary: What differs between final trainings: the seed and the partition (`both`, default), or
-            the seed alone, with the partition of the search (`training`).
-        search: How parameters are proposed (default `random`).
-        scheduler: `asha` (default) stops trials that fall behind; `pbt` lets them continue from the
-            state of the best trials; `none` trains every trial to the end, which gives the same
-            result each time.
-        metric: Validation metric to maximize (default `accuracy`). Test parts are never used for
-            the search.
-        deployment: Model whose metrics score the trials and are compared (default `personal`): a
-            deployment that all methods of the study have, for example `noft` of `ft` and `fedbabu`.
-        space: Search space of one method, or a folder with METHOD.yaml (default: built in).
-        concurrent: Trials at once (default: one per core).
-        gpus_per_trial: Share of a GPU per trial, for example 0.25 (default: 1 if trials train on a
-            GPU).
-        retries: New attempts of a trial whose worker process fails (default 2).
-        address: A running Ray cluster (default: start Ray on this machine).
-        out: Folder for study folders (default `studies`).
-        config: YAML file with the values that differ from the defaults.
-        seed: Seed of the trials and of their partition. Final trainings take the seeds after it.
-        algorithm: Keys of the methods that are not searched. Each method gets those that it has.
-        data: Section `data`, or data of your own, as for `fl.run`.
-        partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1)`.
-        model: Section `model`, or a net of your own, as for `fl.run`. Objects without an import
-            path are sent to the processes of the trials once.
-        train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
-        engine: Section `engine`.
-        evaluation: Section `evaluation`.
-        tracking: Section `tracking`.
-        progress: Whether to show the progress.
-        trust: Whether code that `config` or `space` names may run. Otherwise it is an error that
-            lists this code, unless you have allowed it before.
-        keys: Keys by their dotted names.
-
-    Returns:
-        The study.
-
-    Raises:
-        UserError: The request cannot be carried out. All errors of a configuration are reported
-            together.
-        RunError: No trial of a method has a score, or a server of Ray was lost.
-        KeyboardInterrupt: The study was interrupted; `fl.resume` continues it.
+        values: Its arguments by name.
+        keys: Its keys by their dotted names.
     """
-    values = locals()
     given = arguments.sections(values, keys)
     options = fields({name: values[name] for name in OPTIONS})
-    arguments.check_names(tune, keys)
-    names = arguments.names_of(methods)
+    names = arguments.names_of(values["methods"])
     plain, objects = parts.split(given)
-    with run_code(trust):
-        layers = {name: _layers_of(name, names, config, plain) for name in names}
+    with run_code(values["trust"]):
+        layers = {name: _layers_of(name, names, values["config"], plain) for name in names}
     asked = {**options, **{name: value for name, value in plain.items() if value is not None}}
     call = ", ".join([repr(list(names)), *(f"{name}={value!r}" for name, value in asked.items())])
-    caller = program(shown=progress, again=parts.again(given, objects))
-    with run_code(trust):
+    caller = program(shown=values["progress"], again=parts.again(given, objects))
+    with run_code(values["trust"]):
         ending = start(
             layers,
             options,
@@ -159,7 +76,7 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     Args:
         path: The study folder.
         progress: Whether to show the progress.
-        resources: Those of `concurrent`, `gpus_per_trial`, `retries` and `address` that change.
+        resources: Those of `jobs`, `gpus_per_trial`, `retries` and `address` that change.
 
     Raises:
         UserError: The folder is not a study folder, the data have changed, or an argument
@@ -197,9 +114,8 @@ def fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = {name: value for name, value in given.items() if value is not None}
     found |= {name: arguments.path_of(found[name], name) for name in PATHS if name in found}
-    if "gpus_per_trial" in found:
-        found["gpus"] = found.pop("gpus_per_trial")
-    return found
+    names = {"jobs": "concurrent", "gpus_per_trial": "gpus"}
+    return {names.get(name, name): value for name, value in found.items()}
 
 
 class StudyEnding(NamedTuple):

@@ -1,240 +1,30 @@
-"""Commands and options of `flbench`, and its exit codes.
+"""The commands of `flbench`.
 
 Each command imports the file that carries it out when it is called, so that `flbench --help` does
 not wait for PyTorch.
 """
 
-import os
-import select
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import cache, partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from flbench import __version__
-from flbench.cli import completion, suggestions
-from flbench.cli.aliases import ALIASES, DATA, with_aliases, with_options_of
-from flbench.cli.declared import Form, with_arguments_of
+from flbench.api import settings, verbs
+from flbench.cli import completion
+from flbench.cli.exits import Command, Group, importing, print_error
+from flbench.cli.options import ALIASES, options
 from flbench.config import trust
 from flbench.core import files, startup
-from flbench.core.errors import RunError, UserError, shortened
-from flbench.core.system_errors import as_flbench_errors
-from flbench.core.text import print_warnings, printable
-from flbench.reports.terminal import print_notes, told
-
-# Typer has its own copy of Click, without a public name for the base of its errors.
-USAGE_ERROR: Any = typer.BadParameter.__base__
-MAX_MESSAGES: Final = 20  # messages about wrong input that are printed
-MAX_LINE: Final = 800  # characters of a message; the cure, at its end, should not be cut
-IMPORTS: Final = "importing PyTorch and other libraries"
-"""What commands that train do first, for a line if that takes long."""
-
-
-class CommandGroup(TyperGroup):
-    """The commands; an error in one of them becomes a message and an exit code."""
-
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        """Read the options before the command."""
-        with _exit_codes(), _printable_usage_errors():
-            try:
-                return super().make_context(*args, **options)
-            except USAGE_ERROR as error:
-                option = _unknown_option(error)
-                if option is None:
-                    raise
-                raise UserError(
-                    f"No such option: {option}. Options follow the command, for example flbench"
-                    f" run {option} ...; flbench --help lists the commands."
-                ) from None
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the user named, and check its options."""
-        if ctx.resilient_parsing:  # a shell completes a command that is not written to its end
-            return super().resolve_command(ctx, args)
-        if args and args[0] not in self.commands:
-            word = printable(args[0])
-            raise UserError(suggestions.for_command(word, args[1:], list(self.commands)))
-        name, command, rest = super().resolve_command(ctx, args)
-        if command is not None:
-            self._check_options(command, ctx, rest)
-        return name, command, rest
-
-    def _check_options(self, command: Any, ctx: Any, arguments: list[str]) -> None:
-        """Check the options of a command before it reads them.
-
-        Args:
-            command: Typer's object for the command.
-            ctx: Typer's context of the group that the command belongs to.
-            arguments: Arguments of the command.
-
-        Raises:
-            UserError: An option does not exist, or one that takes one value was given several
-                times. Typer would take the last value without a word.
-        """
-        own = command.context_class(command, info_name=command.name, parent=ctx)
-        try:
-            _, _, given = command.make_parser(own).parse_args(args=list(arguments))
-        except USAGE_ERROR as error:
-            option = _unknown_option(error)
-            if option is None:
-                raise
-            elsewhere = [name for name, other in self.commands.items() if option in _options(other)]
-            sentence = suggestions.for_option(
-                option,
-                _options(command),
-                takes_keys=any("key=value" in str(one.metavar) for one in command.params),
-                elsewhere=elsewhere,
-            )
-            raise UserError(sentence) from None
-        for option in given:
-            takes_one = option.param_type_name == "option" and not (
-                option.multiple or option.is_flag
-            )
-            if takes_one and given.count(option) > 1:
-                raise UserError(
-                    f"{option.opts[0]} is given {given.count(option)} times, but takes one value."
-                    " Give it once."
-                )
-
-    def invoke(self, ctx: Any) -> Any:
-        """Call the command that the user named."""
-        with _exit_codes(), _printable_usage_errors():
-            return super().invoke(ctx)
-
-
-def _unknown_option(error: Exception) -> str | None:
-    """Return the option that does not exist; None if an error is another one."""
-    # Typer has no public name for this error.
-    return getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
-
-
-def _options(command: Any) -> list[str]:
-    """Return the options of a command, such as `--rounds`."""
-    return [name for one in command.params for name in one.opts if name.startswith("--")]
-
-
-@contextmanager
-def _exit_codes() -> Iterator[None]:
-    """Print an expected error as a message, and exit without a traceback.
-
-    Exit codes: 2 for an error in the user's input, 1 for an error during the run, 130 after Ctrl-C.
-    If standard output is a pipe that nobody reads any more, such as that to `head`, the exit code
-    is 1 and nothing is said.
-    """
-    try:
-        with as_flbench_errors():
-            try:
-                yield
-            except BrokenPipeError:
-                if not _is_output_closed():
-                    raise
-                _discard_output()
-                raise typer.Exit(1) from None
-            except OSError as error:
-                if error.filename is not None or not _fails_to_print():
-                    raise
-                _discard_output()
-                raise RunError(
-                    f"standard output cannot be written ({error.strerror}). What was computed is in"
-                    " the folder of its results; send the output to another place."
-                ) from None
-    except UserError as error:
-        _print_error(error)
-        raise typer.Exit(2) from None
-    except RunError as error:
-        _print_error(error)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt as error:
-        if not error.args:  # a message was printed when it was raised; it says how to resume
-            typer.echo("interrupted", err=True)
-        raise typer.Exit(130) from None
-
-
-@contextmanager
-def _importing() -> Iterator[None]:
-    """Context manager for imports of PyTorch, which tells the user if they take long.
-
-    Every command that needs PyTorch imports the file that carries it out in this context.
-
-    Ctrl-C ends the process at once: an exception in the middle of PyTorch's start would abort it
-    with a message of its libraries, and nothing is there yet that could be saved.
-    """
-    ends = startup.is_own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ends:
-        signal.signal(signal.SIGINT, _end_at_once)
-    try:
-        with told(IMPORTS, print_notes):
-            startup.load_pytorch()
-            yield
-    finally:
-        if ends:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _end_at_once(*_: object) -> None:
-    """End this process as after Ctrl-C."""
-    with suppress(OSError):
-        os.write(2, b"interrupted\n")
-    os._exit(130)
-
-
-def _discard_output() -> None:
-    """Discard what Python would write to standard output when it ends, which would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _fails_to_print() -> bool:
-    """Return whether nothing can be printed, for example because a disk is full.
-
-    A line break is printed, because output without a buffer has nothing left that could be written.
-    """
-    try:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    except OSError:
-        return True
-    return False
-
-
-def _is_output_closed() -> bool:
-    """Return whether standard output is a pipe whose reader has closed it."""
-    poll = select.poll()
-    try:
-        poll.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # it is no file, or is closed here
-        return False
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
-def _print_error(error: object) -> None:
-    """Print an error, one message per line; long messages are cut in the middle."""
-    lines = printable(str(error)).splitlines()
-    for line in lines[:MAX_MESSAGES]:
-        typer.echo(f"error: {shortened(line, MAX_LINE)}", err=True)
-    if len(lines) > MAX_MESSAGES:
-        typer.echo(f"error: and {len(lines) - MAX_MESSAGES:,} more errors.", err=True)
-
-
-@contextmanager
-def _printable_usage_errors() -> Iterator[None]:
-    """Let Typer name a wrong argument without control characters, passwords and long texts."""
-    try:
-        yield
-    except USAGE_ERROR as error:
-        error.message = shortened(printable(error.message))
-        raise
-
+from flbench.core.text import print_warnings
 
 app = typer.Typer(
     name="flbench",
-    cls=CommandGroup,
+    cls=Group,
     help="Compare personalized federated learning methods on non-IID data.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -242,89 +32,103 @@ app = typer.Typer(
 )
 
 
-MethodsAndOverrides = Annotated[
+def words(metavar: str, about: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+    """Return the arguments of a command that are no options."""
+    completed = None if complete is None else (lambda incomplete: complete(incomplete))
+    return typer.Argument(metavar=metavar, help=about, show_default=False, autocompletion=completed)
+
+
+def option(name: str, metavar: str | None, about: str, **more: Any) -> Any:
+    """Return an option whose default, if there is one, the description names."""
+    return typer.Option(name, metavar=metavar, help=about, show_default=False, **more)
+
+
+Words = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[METHOD ...] [key=value ...]",
-        help="Method, or several methods to compare, for example hfcd fedavg; and overrides of"
+    words(
+        "[METHOD ...] [key=value ...]",
+        "Method, or several methods to compare, for example hfcd fedavg; and overrides of"
         " configuration keys, for example train.local_epochs=2.",
-        show_default=False,
-        autocompletion=lambda incomplete: completion.words(incomplete),
+        completion.words,
     ),
 ]
-ConfigFile = Annotated[
-    str | None,
-    typer.Option(
-        "--config", metavar="FILE", help="YAML file with the values that differ from the defaults."
-    ),
-]
-RunCode = Annotated[
-    bool,
-    typer.Option(
-        "--run-code",
-        help="Run code that a file or folder names, although your flbench has not written it.",
-        callback=lambda value: trust.allow() if value else None,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Methods = Annotated[
+Algo = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--algo",
-        metavar="NAME[,NAME ...]",
-        help="The same as METHOD. Can be given several times.",
-        show_default=False,
+        "NAME[,NAME ...]",
+        "The same as METHOD. Can be given several times.",
         autocompletion=lambda incomplete: completion.methods(incomplete),
     ),
 ]
-StoreUri = Annotated[
-    str | None,
-    typer.Option(
-        "--uri",
-        metavar="URI",
-        help="MLflow server or database (default: $MLFLOW_TRACKING_URI, else mlflow/flbench.db).",
+Config = Annotated[
+    Path | None,
+    option("--config", "FILE", "YAML file with the values that differ from the defaults."),
+]
+RunCode = Annotated[
+    bool,
+    option(
+        "--run-code",
+        None,
+        "Run code that a file or folder names, although your flbench has not written it.",
+        callback=lambda value: trust.allow() if value else None,
     ),
 ]
+DryRun = Annotated[
+    bool,
+    option("--dry-run", None, "Print the plan, and estimates of time and memory; train nothing."),
+]
+AsJson = Annotated[bool, option("--json", None, "Print JSON.")]
+RunFolder = Annotated[Path, words("RUN_DIR", "Folder of a run.")]
+GlobalModel = Annotated[bool, option("--global", None, "The global model, if there is one.")]
+Client = Annotated[
+    str | None, option("--client", "NAME", "Name of a natural client, or id of the client.")
+]
+StoreUri = Annotated[
+    str | None,
+    option(
+        "--uri",
+        "URI",
+        "MLflow server or database (default: $MLFLOW_TRACKING_URI, else mlflow/flbench.db).",
+    ),
+]
+
+
+def command(name: str | None = None, **more: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator that adds a command."""
+    return app.command(name, cls=Command, **more)
 
 
 @app.callback(invoke_without_command=True)
 def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, option("--version", None, "Print the version.")] = False,
 ) -> None:
     if version:
         typer.echo(__version__)
         raise typer.Exit
 
 
-@app.command()
-@with_arguments_of("flbench.api.running:run", config=Form("FILE"))
-@with_aliases(*ALIASES)
+@command()
+@options(settings.run, aliases=ALIASES)
 def run(
-    methods_and_overrides: MethodsAndOverrides = None,
+    words: Words = None,
     *,
-    algo: Methods = None,
+    algo: Algo = None,
     run_code: RunCode = False,
     out: Annotated[
         str | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Folder for run folders; the same as output.dir=DIR."
-        ),
+        option("--out", "DIR", "Folder for run folders; the same as output.dir=DIR."),
     ] = None,
     resume: Annotated[
-        Path | None,
-        typer.Option("--resume", metavar="RUN_DIR", help="Resume an interrupted run."),
+        Path | None, option("--resume", "RUN_DIR", "Resume an interrupted run.")
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Print sizes and estimates of time and memory, from one round."
-        ),
-    ] = False,
+    dry_run: DryRun = False,
     print_config: Annotated[
         bool,
-        typer.Option(
+        option(
             "--print-config",
-            help="Print the resolved configuration with the origin of each value; train nothing.",
+            None,
+            "Print the resolved configuration with the origin of each value; train nothing.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -332,102 +136,82 @@ def run(
     aliases: dict[str, str],
 ) -> None:
     """Train and evaluate a method; without arguments, HFCD on scikit-learn's digits."""
-    words = methods_and_overrides or []
     if not (dry_run or print_config):
         from flbench.cli import early_workers
 
-        given_texts = early_workers.texts_of_keys(words, aliases)
-        early_workers.prepare(given_texts)
-    with _importing():
-        from flbench.cli import layers
-        from flbench.cli import run as command
-        from flbench.cli import words as naming
+        early_workers.prepare(early_workers.texts_of_keys(words or [], aliases))
+    with importing():
+        from flbench.cli import run as called
+        from flbench.cli.layers import CommandLine
 
-    methods, overrides = naming.methods(words, algo or [])
-    config = asked["config"]
-    given = layers.CommandLine(overrides, aliases, config, out, methods)
+    given = CommandLine.of(words, algo, aliases, asked["config"], out)
     if resume is not None:
-        command.refuse_with_resume(
+        called.refuse_with_resume(
             {
-                "a method": methods,
-                "--config": config,
+                "a method": given.methods,
+                "--config": given.config,
                 "--out": out,
                 "--dry-run": dry_run,
                 "--print-config": print_config,
             }
         )
-        command.resume(resume, given.layers()[0], as_json=as_json)
+        called.resume(resume, given.layers()[0], as_json=as_json)
     elif print_config:
-        command.print_config(given.layers_of_each(), as_json=as_json)
+        called.print_config(given.layers_of_each(), as_json=as_json)
     elif dry_run:
-        command.dry_run(given.layers_of_each(), as_json=as_json)
+        called.dry_run(given.layers_of_each(), as_json=as_json)
     else:
-        command.run(given.layers_of_each(), as_json=as_json)
+        called.run(given.layers_of_each(), as_json=as_json)
 
 
-@app.command()
+@command()
 def algos(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A method to describe.",
-            show_default=False,
-            autocompletion=lambda incomplete: completion.methods(incomplete),
-        ),
+        str | None, words("[NAME]", "A method to describe.", completion.methods)
     ] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or describe one: paper, hyper-parameters, communication, client state."""
-    with _importing():
-        from flbench.cli import algos as command
+    with importing():
+        from flbench.cli import algos as called
 
-    command.algos(name, as_json=as_json)
+    called.algos(name, as_json=as_json)
 
 
-@app.command()
-@with_aliases(*DATA)
+@command()
+@options(aliases=("dataset", "partition", "clients", "alpha", "seed"))
 def data(
-    name_and_overrides: Annotated[
+    words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[NAME] [key=value ...]",
-            help="A data set, and overrides.",
-            show_default=False,
-            autocompletion=lambda incomplete: [
-                *completion.data_sets(incomplete),
-                *completion.keys(incomplete),
-            ],
-        ),
+        words("[NAME] [key=value ...]", "A data set, and overrides.", completion.data_words),
     ] = None,
     *,
-    config: ConfigFile = None,
+    config: Config = None,
     run_code: RunCode = False,
-    save: Annotated[
+    out: Annotated[
         Path | None,
-        typer.Option(
-            "--save",
-            metavar="FILE.npz",
-            help="Save the partition. A run takes it with partition.scheme=file"
+        option(
+            "--out",
+            "FILE.npz",
+            "Save the partition. A run takes it with partition.scheme=file"
             " partition.path=FILE.npz.",
         ),
     ] = None,
     picture: Annotated[
         Path | None,
-        typer.Option(
-            "--picture", metavar="FILE", help="Draw the partition or topology (PNG, SVG or PDF)."
-        ),
+        option("--picture", "FILE", "Draw the partition or topology (PNG, SVG or PDF)."),
     ] = None,
     topology: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--topology",
-            metavar="NAME",
-            help="Show the communication graph of a decentralized method instead: random, ring,"
-            " grid, exponential, complete, star, erdos_renyi or k_regular. The left of the picture"
-            " shows clients and links (an arrow leads to the client that mixes, each connected"
-            " part has a colour), the right the mixing weights. Options of the graph are overrides"
-            " such as algorithm.neighbours=10.",
+            "NAME",
+            "Show the communication graph of a decentralized method instead: random, ring, grid,"
+            " exponential, complete, star, erdos_renyi or k_regular. The left of the picture shows"
+            " clients and links (an arrow leads to the client that mixes, each connected part has"
+            " a colour), the right the mixing weights. Options of the graph are overrides such as"
+            " algorithm.neighbours=10.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -437,248 +221,204 @@ def data(
 
     With --topology: show the communication graph of a decentralized method.
     """
-    with _importing():
-        from flbench.cli import data as command
+    with importing():
+        from flbench.cli import data as called
 
-    command.data(
-        name_and_overrides or [],
+    called.data(
+        words or [],
         config=config,
         aliases=aliases,
-        save=save,
+        out=out,
         picture=picture,
         topology=topology,
         as_json=as_json,
     )
 
 
-@app.command(no_args_is_help=True)
+@command(no_args_is_help=True)
 def show(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN_DIR ...",
-            help="A run, several runs to compare, a study, a folder that contains them, or an"
-            " archive of flbench pack.",
+        words(
+            "RUN_DIR ...",
+            "A run, several runs to compare, a study, a folder that contains them, or an archive"
+            " of flbench pack.",
         ),
     ],
     *,
     picture: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE", help="Draw the runs' curves (PNG, SVG or PDF)."),
+        Path | None, option("--picture", "FILE", "Draw the runs' curves (PNG, SVG or PDF).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the tables of finished or unfinished runs and studies."""
-    from flbench.cli import show as command
+    from flbench.cli import show as called
 
-    command.show(paths, picture, as_json=as_json)
-
-
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.", show_default=False)
-]
+    called.show(paths, picture, as_json=as_json)
 
 
-@app.command(no_args_is_help=True)
-@with_arguments_of(
-    "flbench.api.reporting:report",
-    metric=Form("NAME,..."),
-    target=Form("VALUE,..."),
-    baseline=Form("METHOD", complete=completion.methods),
-    force=Form(),
-)
+@command(no_args_is_help=True)
+@options(verbs.report)
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FOLDER ...",
-            help="Folders of runs and studies, archives of flbench pack, or folders above them. Of"
-            " a study, the final trainings are compared.",
+        words(
+            "FOLDER ...",
+            "Folders of runs and studies, archives of flbench pack, or folders above them. Of a"
+            " study, the final trainings are compared.",
         ),
     ],
     *,
     out: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--out",
-            metavar="FOLDER",
-            help="Folder of the report (default: that of the comparison; FOLDER/report for a"
-            " study, and for a comparison with other options; otherwise report).",
-            show_default=False,
+            "DIR",
+            "Folder of the report (default: that of the comparison; FOLDER/report for a study, and"
+            " for a comparison with other options; otherwise report).",
         ),
     ] = None,
     as_json: AsJson = False,
     asked: dict[str, Any],
 ) -> None:
     """Report which method is best, how sure that is, and what it costs, from finished runs."""
-    from flbench.cli import report as command
+    from flbench.cli import report as called
 
-    command.report(paths, out, asked, as_json=as_json)
+    called.report(paths, out, asked, as_json=as_json)
 
 
-@app.command(no_args_is_help=True)
+@command(no_args_is_help=True)
 def pack(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FOLDER ...",
-            help="Folders of runs, comparisons and studies, or folders above them.",
-        ),
+        words("FOLDER ...", "Folders of runs, comparisons and studies, or folders above them."),
     ],
     *,
-    out: Annotated[
-        Path,
-        typer.Option("--out", metavar="FILE", help="The archive; its name ends with .tar.xz."),
-    ],
+    out: Annotated[Path, option("--out", "FILE", "The archive; its name ends with .tar.xz.")],
 ) -> None:
     """Write finished runs without checkpoints into one small file, which flbench report reads."""
-    from flbench.cli import report as command
+    from flbench.cli import report as called
 
-    command.pack(paths, out)
-
-
-GlobalModel = Annotated[
-    bool, typer.Option("--global", help="The global model, if the method has one.")
-]
-with_model = with_arguments_of(
-    "flbench.api.runs:Run.trained",
-    client=Form("NAME"),
-    deployment=Form("NAME"),
-    checkpoint=Form(),
-    normalize_by=Form("FILE"),
-)
-"""Decorator of commands that take one of the models of a run."""
+    called.pack(paths, out)
 
 
-@app.command(no_args_is_help=True)
-@with_model
-@with_arguments_of("flbench.api.runs:Run.export", format=Form("FORMAT"), overwrite=Form())
+@command(no_args_is_help=True)
+@options(verbs.ExportSettings)
 def export(
     path: RunFolder,
     *,
+    client: Client = None,
     is_global: GlobalModel = False,
     run_code: RunCode = False,
     out: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--out",
-            metavar="FILE",
-            help="The file (default: METHOD-DATASET-CLIENT in this folder). The model's card is"
-            " written to FILE.json.",
-            show_default=False,
+            "FILE",
+            "The file (default: METHOD-DATASET-CLIENT in this folder). The model's card is written"
+            " to FILE.json.",
         ),
     ] = None,
     as_json: AsJson = False,
     asked: dict[str, Any],
 ) -> None:
     """Write a model of a run to a file that loads and predicts without flbench."""
-    with _importing():
-        from flbench.cli import models as command
+    with importing():
+        from flbench.cli import models as called
 
-    command.export(path, out, asked, is_global=is_global, as_json=as_json)
+    called.export(path, out, {**asked, "client": client}, is_global=is_global, as_json=as_json)
 
 
-@app.command(no_args_is_help=True)
-@with_model
+@command(no_args_is_help=True)
+@options(verbs.ModelSettings)
 def predict(
     path: RunFolder,
     inputs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FILE ...",
-            help="Images, .csv tables, .npz files, .txt texts, or folders and .zip files of images"
-            " or tables.",
-            show_default=False,
+        words(
+            "FILE ...",
+            "Images, .csv tables, .npz files, .txt texts, or folders and .zip files of images or"
+            " tables.",
         ),
     ],
     *,
+    client: Client = None,
     is_global: GlobalModel = False,
     run_code: RunCode = False,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE.csv",
-            help="Write the predictions to a CSV file.",
-            show_default=False,
-        ),
+        Path | None, option("--out", "FILE.csv", "Write the predictions to a CSV file.")
     ] = None,
     as_json: AsJson = False,
     asked: dict[str, Any],
 ) -> None:
     """Predict the classes of samples in files with a model of a run."""
-    with _importing():
-        from flbench.cli import models as command
+    with importing():
+        from flbench.cli import models as called
 
-    command.predict(path, inputs, out, asked, is_global=is_global, as_json=as_json)
+    asked["client"] = client
+    called.predict(path, inputs, out, asked, is_global=is_global, as_json=as_json)
 
 
-@app.command()
-@with_aliases("clients", "alpha", "model", "rounds", "participation", "engine", "device", "seed")
+@command()
+@options(
+    aliases=("clients", "alpha", "model", "rounds", "participation", "engine", "device", "seed")
+)
 def reproduce(
-    paper_and_overrides: Annotated[
+    words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[PAPER] [key=value ...]",
-            help="A paper, and overrides. Without a paper, the available papers are listed.",
-            show_default=False,
+        words(
+            "[PAPER] [key=value ...]",
+            "A paper, and overrides. Without a paper, the available papers are listed.",
         ),
     ] = None,
     *,
     table: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--table",
-            metavar="T[,T ...]",
-            help="Tables, or `all` (default: the main table). Can be given several times.",
-            show_default=False,
+            "T[,T ...]",
+            "Tables, or all (default: the main table). Can be given several times.",
         ),
     ] = None,
     dataset: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--dataset",
-            metavar="[PRINTED=]NAME",
-            help="One data set of the table, or a substitute for the data set PRINTED.",
+            "[PRINTED=]NAME",
+            "One data set of the table, or a substitute for the data set PRINTED.",
         ),
     ] = None,
-    algos: Annotated[
+    algo: Annotated[
         list[str] | None,
-        typer.Option(
-            "--algos",
-            metavar="NAME[,NAME ...]",
-            help="Rows of the table (default: all rows). Can be given several times.",
-            show_default=False,
+        option(
+            "--algo",
+            "NAME[,NAME ...]",
+            "Rows of the table (default: all rows). Can be given several times.",
         ),
     ] = None,
     scale: Annotated[
         str,
-        typer.Option(
+        option(
             "--scale",
-            metavar="small|full",
-            help="small: few rounds, clients and samples, which takes minutes; full: the paper's"
-            " settings.",
+            "small|full",
+            "small (default): few rounds, clients and samples, which takes minutes; full: the"
+            " paper's settings.",
         ),
     ] = "small",
     seeds: Annotated[
         int | None,
-        typer.Option(
-            "--seeds",
-            metavar="N",
-            min=1,
-            max=1000,
-            help="Runs per cell (default: as many as in the paper).",
+        option(
+            "--seeds", "N", "Runs per cell (default: as many as in the paper).", min=1, max=1000
         ),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", metavar="DIR", help="Folder for runs and reports.")
+    out: Annotated[
+        Path, option("--out", "DIR", "Folder for runs and reports (default: reproduce).")
     ] = Path("reproduce"),
     download: Annotated[
-        bool, typer.Option("--download", help="Let torchvision download missing data sets.")
+        bool, option("--download", None, "Let torchvision download missing data sets.")
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="List the runs, and what is missing; train nothing."),
+        bool, option("--dry-run", None, "List the runs, and what is missing; train nothing.")
     ] = False,
     as_json: AsJson = False,
     aliases: dict[str, str],
@@ -687,69 +427,53 @@ def reproduce(
 
     The same command resumes an interrupted run, and reuses the runs that are finished.
     """
-    with _importing():
-        from flbench.cli import reproduce as command
+    with importing():
+        from flbench.cli import reproduce as called
 
-    command.reproduce(
-        paper_and_overrides or [],
+    called.reproduce(
+        words or [],
         aliases=aliases,
         dry_run=dry_run,
         as_json=as_json,
         tables=_joined(table),
         dataset=dataset,
-        algos=_joined(algos),
+        algos=_joined(algo),
         scale=scale,
         seeds=seeds,
-        output=output,
+        output=out,
         download=download,
     )
 
 
-@app.command(no_args_is_help=True)
-@with_arguments_of(
-    "flbench.api.comparing:compare",
-    seeds=Form(),
-    vary=Form(complete=completion.varying),
-    grid=Form("KEY=VALUE,VALUE", several=True, complete=completion.keys),
-    tuned=Form("STUDY_DIR"),
-    force=Form(),
-    reuse=Form("DIR", several=True),
-    jobs=Form(),
-    address=Form("HOST:PORT|auto"),
-    out=Form("DIR"),
-    config=Form("FILE"),
-)
-@with_aliases(*ALIASES)
+ComparisonFolder = Annotated[
+    Path | None,
+    option(
+        "--resume",
+        "COMPARISON_DIR",
+        "Resume an interrupted comparison, or add methods and repetitions to one.",
+    ),
+]
+DataSets = Annotated[
+    list[str] | None,
+    option(
+        "--data",
+        "NAME|FILE[,...]",
+        "Data sets, by name or by file. Can be given several times.",
+        autocompletion=lambda incomplete: completion.data_sets(incomplete),
+    ),
+]
+
+
+@command(no_args_is_help=True)
+@options(verbs.compare, aliases=ALIASES)
 def compare(
-    methods_and_overrides: MethodsAndOverrides = None,
+    words: Words = None,
     *,
-    algo: Methods = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--data",
-            metavar="NAME|FILE[,...]",
-            help="Data sets, by name or by file. Can be given several times.",
-            show_default=False,
-            autocompletion=lambda incomplete: completion.data_sets(incomplete),
-        ),
-    ] = None,
+    algo: Algo = None,
+    data: DataSets = None,
     run_code: RunCode = False,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            metavar="COMPARISON_DIR",
-            help="Resume an interrupted comparison, or add methods and repetitions to one.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Print the plan, and estimates of time and memory; train nothing.",
-        ),
-    ] = False,
+    resume: ComparisonFolder = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     asked: dict[str, Any],
     aliases: dict[str, str],
@@ -759,72 +483,49 @@ def compare(
     Each training is a cell of the matrix methods x data sets x settings x repetitions, and an
     ordinary run folder. The methods of a repetition have the same seeds.
     """
-    given = locals().copy()
-    with _importing():
-        from flbench.cli import compare as command
+    given = {**locals(), **asked}
+    with importing():
+        from flbench.cli import compare as called
 
-    command.called({**given.pop("asked"), **given})
+    called.called(given)
 
 
-@app.command(no_args_is_help=True)
-@with_arguments_of(
-    "flbench.api.ablating:ablate",
-    keys=Form("KEY[,KEY ...]"),
-    values=Form("KEY=VALUE,VALUE", several=True, complete=completion.keys),
-)
-@with_aliases(*ALIASES)
-@with_options_of(compare)
+@command(no_args_is_help=True)
+@options(verbs.ablate, aliases=ALIASES)
 def ablate(
+    words: Words = None,
     *,
+    algo: Algo = None,
+    data: DataSets = None,
+    run_code: RunCode = False,
+    resume: ComparisonFolder = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
     asked: dict[str, Any],
-    shared: dict[str, Any],
     aliases: dict[str, str],
 ) -> None:
     """Compare one METHOD with variants of itself, each with another value of one key."""
-    with _importing():
+    given = {**locals(), **asked}
+    with importing():
         from flbench.api import ablating, comparing
-        from flbench.cli import compare as command
+        from flbench.cli import compare as called
 
-    own = {**asked, "values": comparing.grid_of(asked["values"] or [], "values")}
-    variants = partial(ablating.ablated, **own)
-    command.called({**shared, "aliases": aliases}, "ablate", variants, own)
+    values = comparing.grid_of(asked["values"] or [], "values")
+    own = {"keys": asked["keys"], "values": values}
+    called.called(given, "ablate", partial(ablating.ablated, **own), own)
 
 
-@app.command(no_args_is_help=True)
-@with_arguments_of(
-    "flbench.api.tuning:tune",
-    trials=Form(),
-    space=Form(),
-    search=Form(),
-    scheduler=Form(),
-    metric=Form(),
-    deployment=Form(),
-    seeds=Form(),
-    vary=Form(complete=lambda begun: completion.varying(begun, ("partition",))),
-    concurrent=Form(),
-    gpus_per_trial=Form("SHARE"),
-    retries=Form(),
-    address=Form("HOST:PORT|auto"),
-    out=Form("DIR"),
-    config=Form("FILE"),
-)
-@with_aliases(*ALIASES)
+@command(no_args_is_help=True)
+@options(verbs.tune, aliases=ALIASES)
 def tune(
-    methods_and_overrides: MethodsAndOverrides = None,
+    words: Words = None,
     *,
-    algo: Methods = None,
+    algo: Algo = None,
     run_code: RunCode = False,
     resume: Annotated[
-        Path | None,
-        typer.Option("--resume", metavar="STUDY_DIR", help="Resume an interrupted study."),
+        Path | None, option("--resume", "STUDY_DIR", "Resume an interrupted study.")
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Print the plan, and estimates of time and memory; train nothing.",
-        ),
-    ] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     asked: dict[str, Any],
     aliases: dict[str, str],
@@ -835,11 +536,11 @@ def tune(
     parameters are then trained again with other seeds on other partitions, and only these final
     trainings are evaluated on the test parts.
     """
-    with _importing():
-        from flbench.cli import tune as command
+    with importing():
+        from flbench.cli import tune as called
 
-    command.called(
-        methods_and_overrides or [],
+    called.called(
+        words or [],
         algo or [],
         aliases,
         {name: value for name, value in asked.items() if value is not None},
@@ -849,64 +550,50 @@ def tune(
     )
 
 
-@app.command("new-method", no_args_is_help=True)
+@command("new-method", no_args_is_help=True)
 def new_method(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="Name of the method: lower-case letters, digits and underscores.",
-            show_default=False,
-        ),
+        str, words("NAME", "Name of the method: lower-case letters, digits and underscores.")
     ],
     *,
-    folder: Annotated[
+    out: Annotated[
         Path | None,
-        typer.Option(
-            "--folder",
-            metavar="FOLDER",
-            help="Folder of the package (default: flbench-NAME in this folder).",
-            show_default=False,
-        ),
+        option("--out", "DIR", "Folder of the package (default: flbench-NAME in this folder)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a package with a method that works, its search space, its tests and a README."""
-    with _importing():
-        from flbench.cli import new_method as command
+    with importing():
+        from flbench.cli import new_method as called
 
-    command.new_method(name, folder, as_json=as_json)
+    called.new_method(name, out, as_json=as_json)
 
 
-@app.command(no_args_is_help=True)
+@command(no_args_is_help=True)
 def sync(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH ...", help="Folders of runs, studies and comparisons."),
-    ],
+    paths: Annotated[list[Path], words("PATH ...", "Folders of runs, studies and comparisons.")],
     *,
     uri: StoreUri = None,
     as_json: AsJson = False,
 ) -> None:
     """Send to MLflow the parts of runs, studies and comparisons that it does not have yet."""
-    from flbench.cli import mlflow as command
+    from flbench.cli import mlflow as called
 
-    command.sync(paths, uri, as_json=as_json)
+    called.sync(paths, uri, as_json=as_json)
 
 
-@app.command()
+@command()
 def ui(
     *,
     uri: StoreUri = None,
     port: Annotated[
-        int,
-        typer.Option("--port", metavar="PORT", min=1, max=65535, help="Port on this machine."),
+        int, option("--port", "PORT", "Port on this machine (default: 5000).", min=1, max=65535)
     ] = 5000,
 ) -> None:
     """Serve MLflow's pages on this machine, and print links to useful comparisons."""
-    from flbench.cli import mlflow as command
+    from flbench.cli import mlflow as called
 
-    command.ui(uri, port)
+    called.ui(uri, port)
 
 
 def _joined(given: list[str] | None) -> str | None:
@@ -938,14 +625,14 @@ def main(arguments: list[str] | None = None) -> int:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see `flbench/__main__.py`
             signal.signal(signal.SIGINT, signal.default_int_handler)
     given = sys.argv[1:] if arguments is None else arguments
-    if any(not one and before[:1] != "-" for before, one in pairwise(given)):
-        _print_error("an argument is empty. As a path, it would be the current folder: `.`")
+    if "" in given:
+        print_error("an argument is empty. As a path, it would be the current folder: `.`")
         return 2
     for argument in given:
         if not files.is_text(argument):
             known = sys.getfilesystemencoding()
             cure = "" if known == "utf-8" else f" Python reads it as {known}: set PYTHONUTF8=1."
-            _print_error(f"the argument {argument!r} contains NUL or is not UTF-8 text.{cure}")
+            print_error(f"the argument {argument!r} contains NUL or is not UTF-8 text.{cure}")
             return 2
     try:
         with trust.run_code(allowed=False):  # `--run-code` holds for this call

@@ -45,7 +45,7 @@ def called(
     from flbench.jobs.samples import LoadedSamples
 
     one = SimpleNamespace(**options)
-    given = one.methods_and_overrides or []
+    given = one.words or []
     names, overrides = words.methods(given, one.algo or [], variants=True)
     if one.address is not None:
         overrides = [*overrides, f"engine.address={one.address}"]

@@ -15,6 +15,11 @@ def words(incomplete: str) -> list[str]:
     return [*methods(incomplete), *keys(incomplete)]
 
 
+def data_words(incomplete: str) -> list[str]:
+    """Complete a word of `flbench data`: data sets, and keys with `=`."""
+    return [*data_sets(incomplete), *keys(incomplete)]
+
+
 def keys(incomplete: str) -> list[str]:
     """Complete a key of the configuration."""
     if "=" in incomplete or "," in incomplete:

@@ -18,11 +18,11 @@ from flbench.data.federation import Federation
 
 
 def data(
-    name_and_overrides: Sequence[str],
+    items: Sequence[str],
     *,
-    config: str | None,
+    config: Path | None,
     aliases: Mapping[str, str],
-    save: Path | None,
+    out: Path | None,
     picture: Path | None,
     topology: str | None,
     as_json: bool,
@@ -30,18 +30,18 @@ def data(
     """List the data sets, or show the partition of one, or a communication graph.
 
     Args:
-        name_and_overrides: At most one name of a data set, and overrides `key=value`.
+        items: At most one name of a data set, and overrides `key=value`.
         config: Configuration file.
         aliases: Texts of the short forms that the user gave, by the name of the option.
-        save: File for the partition.
+        out: File for the partition.
         picture: File for a picture of the partition or of the graph.
         topology: Name of the graph to show instead of the partition.
         as_json: Whether to print JSON instead of tables.
     """
-    name, overrides = words.one_name(name_and_overrides, "data set")
+    name, overrides = words.one_name(items, "data set")
     name = _same_name(name, aliases.get("dataset"))
     others = {key: text for key, text in aliases.items() if key != "dataset"}
-    wants_partition = bool(overrides or others or config or save or picture or topology is not None)
+    wants_partition = bool(overrides or others or config or out or picture or topology is not None)
     short_forms = others if name is None else others | {"dataset": name}
     resolved = _resolve(CommandLine(overrides, short_forms, config), topology)
     if name is None and not wants_partition:
@@ -54,7 +54,7 @@ def data(
         entry = catalogue.data_set(resolved.data)
         console.json(entry) if as_json else data_set_tables.print_missing_data_set(entry)
     else:
-        federation, path = partitions.make(resolved, save)
+        federation, path = partitions.make(resolved, out)
         if path is not None:
             told = f"partition saved to {path} and {path.with_suffix('.json').name}"
             console.notes([told]) if as_json else console.line(told)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flbench.cli.aliases import ALIASES
+from flbench.cli.options import ALIASES
 from flbench.workers import fork_server
 
 GPUS: Final = Path("/dev/nvidiactl")

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from flbench.cli import aliases, console
+from flbench.cli import console, options, words
 from flbench.config import trust
 from flbench.config.sources import Layer, from_file, from_overrides, from_values, merge
-from flbench.core.errors import ConfigError, UserError
+from flbench.core.errors import ConfigError
 from flbench.core.registry import ALGORITHMS
 
 WORDS: Final = "command line"
@@ -29,9 +29,26 @@ class CommandLine:
 
     overrides: Sequence[str] = ()
     short_forms: Mapping[str, str] = field(default_factory=dict)
-    config: str | Path | None = None
+    config: Path | None = None
     out: str | None = None
     methods: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        items: Sequence[str] | None,
+        algo: Sequence[str] | None,
+        short_forms: Mapping[str, str],
+        config: Path | None,
+        out: str | None = None,
+    ) -> "CommandLine":
+        """Return what the words and options of a command that takes methods say.
+
+        Raises:
+            UserError: See `flbench.cli.words.methods`.
+        """
+        methods, overrides = words.methods(items or [], algo or [])
+        return cls(overrides, short_forms, config, out, methods)
 
     def layers(self, method: str | None = None) -> list[Layer]:
         """Return the layers of one run, from the lowest to the highest: file, command line.
@@ -40,12 +57,9 @@ class CommandLine:
             method: The method of the run; None for the one of the other layers.
 
         Raises:
-            UserError: An option is empty, or two of them set a key to different values.
+            UserError: Two options set a key to different values.
         """
-        for option, value in (("--config", self.config), ("--out", self.out)):
-            if value == "":
-                raise UserError(f"{option} is empty. Give a path, or leave the option out.")
-        layers = [] if self.config is None else [from_file(Path(self.config))]
+        layers = [] if self.config is None else [from_file(self.config)]
         for layer in layers:
             trust.check(Path(str(self.config)), layer.tree)
         # One layer holds all that the command line sets: merging it over the file drops the keys
@@ -70,9 +84,9 @@ class CommandLine:
     def _own(self, method: str | None) -> Layer:
         """Return the layer of the overrides, the short forms, `--out` and the method."""
         overrides = from_overrides(self.overrides, WORDS)
-        options = aliases.origins(self.short_forms)
-        options += [] if self.out is None else [("--out", "output.dir", self.out)]
-        own = [from_overrides([f"{key}={text}"], option) for option, key, text in options]
+        texts = options.origins(self.short_forms)
+        texts += [] if self.out is None else [("--out", "output.dir", self.out)]
+        own = [from_overrides([f"{key}={text}"], option) for option, key, text in texts]
         if method is not None:
             own.append(from_values({"algorithm": ALGORITHMS.section(method)}, WORDS))
         values = {key: one.value for key, one in overrides.items()}

@@ -85,12 +85,12 @@ def _check_empty(folder: Path) -> None:
     if not os.path.lexists(folder):
         return
     if not folder.is_dir():
-        raise UserError(f"{folder}: this is not a folder. Give another one by --folder.")
+        raise UserError(f"{folder}: this is not a folder. Give another one by --out.")
     found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if found:
         raise UserError(
             f"{folder}: the folder is not empty, it has {found[0]}. Nothing was written."
-            " Give another one by --folder."
+            " Give another one by --out."
         )
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flbench.api import progress
+from flbench.api import caller
 from flbench.cli import console, words
 from flbench.cli.layers import CommandLine
 from flbench.cli.tables import papers as paper_tables
@@ -15,7 +15,7 @@ from flbench.reproduce.schema import PaperFacts
 
 
 def reproduce(
-    paper_and_overrides: Sequence[str],
+    items: Sequence[str],
     *,
     aliases: Mapping[str, str],
     dry_run: bool,
@@ -25,7 +25,7 @@ def reproduce(
     """List the papers, or measure tables of one of them.
 
     Args:
-        paper_and_overrides: At most one name of a paper, and overrides `key=value`.
+        items: At most one name of a paper, and overrides `key=value`.
         aliases: Texts of the short forms that the user gave, by the name of the option.
         dry_run: Whether to list the runs instead of training.
         as_json: Whether to print JSON: without a paper, `papers`; with `dry_run`, `runs` with their
@@ -35,7 +35,7 @@ def reproduce(
     Raises:
         UserError: An option is wrong, or nothing could be measured.
     """
-    paper, overrides = words.one_name(paper_and_overrides, "paper")
+    paper, overrides = words.one_name(items, "paper")
     if options["scale"] not in ("small", "full"):
         raise UserError(f"--scale must be small or full, got {options['scale']}.")
     if paper is None:
@@ -62,7 +62,7 @@ def reproduce(
         return
     done = runs.RunResults()
     try:
-        runs.carry_out(planned, folders, progress.display, done)
+        runs.carry_out(planned, folders, caller.display, done)
     finally:
         # After Ctrl-C too: the finished runs are reported.
         runs.collect(planned, folders, done)

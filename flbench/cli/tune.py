@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from flbench.api.caller import Caller
 from flbench.cli import console
-from flbench.cli import words as naming
 from flbench.cli.layers import CommandLine
 from flbench.cli.show import show
 from flbench.core.errors import RunError, UserError
@@ -22,7 +21,7 @@ def refuse_with_resume(options: Mapping[str, object], words: Sequence[str]) -> N
     if given or words:
         raise UserError(
             f"{', '.join([*words, *given])} cannot be used with --resume: a resumed"
-            " study keeps its methods, search spaces, configuration and folder. Only --concurrent,"
+            " study keeps its methods, search spaces, configuration and folder. Only --jobs,"
             " --gpus-per-trial, --retries and --address can change."
         )
 
@@ -52,12 +51,10 @@ def called(
         UserError: The study cannot be carried out or resumed.
         RunError: No trial of a method has a score.
     """
-    methods, overrides = naming.methods(words, algo)
     from flbench.api import tuning
 
     if resume is None:
-        config = asked.pop("config", None)
-        given = CommandLine(overrides, aliases, config, None, methods)
+        given = CommandLine.of(words, algo, aliases, asked.pop("config", None))
         tune(given, options=tuning.fields(asked), dry_run=dry_run, as_json=as_json)
         return
     kept = {name: value for name, value in asked.items() if name not in tuning.RESOURCES}

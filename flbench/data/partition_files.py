@@ -145,6 +145,6 @@ def load(path: Path, dataset: Dataset) -> ClientParts:
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(
             f"{path} and {beside.name} beside it are no saved partition ({error}). Save one with"
-            " `flbench data --save FILE.npz`."
+            " `flbench data --out FILE.npz`."
         ) from error
     return partition

@@ -80,7 +80,7 @@ class CellConfigs:
             layers.append(from_values(cell.small, "small scale"))
         scaled, _ = resolve(layers)
         output = {"output.dir": str(self._request.output.absolute())}
-        layers += [self._overrides(algo), from_values(output, "--output")]
+        layers += [self._overrides(algo), from_values(output, "--out")]
         config, origins = resolve(layers)
         return CellConfig(config, origins, paper, scaled)
 

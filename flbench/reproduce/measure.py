@@ -83,7 +83,7 @@ def _line(item: PlannedCell, done: RunResults, reader: "_Reader") -> MeasuredCel
     missing = [] if item.absent is None else [(item.absent, item.lacks)]
     for seed, job in item.jobs.items():
         if job.name not in done.folders:
-            default = NOT_YET if item.wanted else "not requested (--algos)"
+            default = NOT_YET if item.wanted else "not requested (--algo)"
             missing.append((done.failures.get(job.name, default), f"{cell.row} on {cell.dataset}"))
             continue
         folder = done.folders[job.name]

@@ -58,7 +58,7 @@ class PaperReport:
         """Name of the report's files, without a suffix.
 
         Reports on other tables or on another data set, with another scale, other substitutes or
-        other changed settings have other names. Reports with other methods (`--algos`) or other
+        other changed settings have other names. Reports with other methods (`--algo`) or other
         seeds have the same name.
         """
         plan, request = self.plan, self.plan.request

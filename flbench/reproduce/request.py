@@ -14,9 +14,9 @@ Scale = Literal["small", "full"]
 
 # Keys that cannot be overridden, because an option of `flbench reproduce` sets them.
 OPTIONS: Final = {
-    "algorithm.name": "--algos",
+    "algorithm.name": "--algo",
     "data.name": "--dataset",
-    "output.dir": "--output",
+    "output.dir": "--out",
     "evaluation.confusable": "none, the reference run of the table determines the classes",
 }
 SMALL_SEEDS: Final = 3
@@ -80,7 +80,7 @@ def rows(asked: str | None, paper: PaperFacts, numbers: Sequence[str]) -> set[tu
     """Return (table, row) of the requested rows.
 
     Args:
-        asked: Option `--algos`: labels of rows, names of methods in the paper, or in flbench.
+        asked: Option `--algo`: labels of rows, names of methods in the paper, or in flbench.
         paper: Facts of the paper.
         numbers: Numbers of the requested tables.
 
@@ -110,7 +110,7 @@ def rows(asked: str | None, paper: PaperFacts, numbers: Sequence[str]) -> set[tu
             algos = [method.algo for method in paper.methods.values()]
             close = did_you_mean(name, [*algos, *(label.casefold() for label in labels)])
             raise UserError(
-                f"--algos: the tables have no row `{item.strip()}`.{close} Rows:"
+                f"--algo: the tables have no row `{item.strip()}`.{close} Rows:"
                 f" {', '.join(labels)}."
             )
         found |= mine

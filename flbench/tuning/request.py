@@ -87,7 +87,7 @@ def check(request: TuneRequest) -> None:
     for option, least in (("trials", 1), ("seeds", 0), ("retries", 0)):
         check_whole(option, getattr(request, option), least)
     if request.concurrent is not None:
-        check_whole("concurrent", request.concurrent, 1)
+        check_whole("jobs", request.concurrent, 1)
     if request.gpus is not None and (
         isinstance(request.gpus, bool)
         or not isinstance(request.gpus, int | float)
@@ -101,7 +101,7 @@ def check(request: TuneRequest) -> None:
         )
     if request.address is not None and request.concurrent is None:
         raise ConfigError(
-            "`address` needs `concurrent`, the number of trials that run at"
+            "`address` needs `jobs`, the number of trials that run at"
             " the same time: it cannot be derived from the cores of this machine."
         )
 

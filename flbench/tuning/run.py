@@ -77,8 +77,8 @@ def _with_fewer(folder: StudyFolder, prepared: PreparedStudy) -> str:
     """Return the command that resumes a study with half as many trainings at once, at least one."""
     command, fewer = folder.resume_command, max(1, prepared.resources.concurrent // 2)
     if command.endswith(")"):  # a call of fl.resume
-        return f"{command[:-1]}, concurrent={fewer})"
-    return f"{command} --concurrent {fewer}"
+        return f"{command[:-1]}, jobs={fewer})"
+    return f"{command} --jobs {fewer}"
 
 
 def _lost(folder: StudyFolder) -> list[Record]:

@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 import flbench as fl
-from flbench.api import notebook, progress
+from flbench.api import caller, notebook
 from flbench.config.schema import Config
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "python.md"
@@ -78,7 +78,7 @@ def small(context):
     return masked_mean(context.out.logits.square().mean(dim=1), context.batch.mask)
 terms = [{"name": small, "weight": 0.01}]
 try:
-    fl.tune("fedavg", trials=1, seeds=0, concurrent=1, scheduler="none", search="random",
+    fl.tune("fedavg", trials=1, seeds=0, jobs=1, scheduler="none", search="random",
             partition=fl.Dirichlet(alpha=0.5, clients=4, samples=400), evaluation={"every": 10},
             train={"rounds": 100, "local_epochs": 1, "terms": terms}, progress=False)
 except KeyboardInterrupt as error:
@@ -163,7 +163,7 @@ def test_bar_shows_progress_and_escapes_notes(monkeypatch):
     assert "a &lt;script&gt;" in pages[1]
     assert 'value="2" max="4"' in pages[2]
     assert "round 3 of 4, validation accuracy 0.2500, loss 0.5000" in pages[-1]
-    assert not progress.is_notebook()
+    assert not caller.is_notebook()
     assert not any("<script>" in page for page in pages)
 
 

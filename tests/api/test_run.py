@@ -459,7 +459,7 @@ def test_partition_before_a_run_is_the_one_of_the_run(finished, tmp_path):
     pd.testing.assert_frame_equal(before.sizes, finished.partition.sizes)
     assert short(tmp_path, partition=before).digest == finished.digest
 
-    fl.partition("digits", PARTITION, save=tmp_path / "saved.npz")
+    fl.partition("digits", PARTITION, out=tmp_path / "saved.npz")
     loaded = fl.partition("digits", fl.FromFile(path=tmp_path / "saved.npz"))
     assert loaded.hash == before.hash
 
@@ -509,14 +509,13 @@ def test_pictures_are_figures_outside_pyplot(finished):
 
 @pytest.mark.slow
 def test_representations_escape_names(copied):
-    text = (copied / "partition.json").read_text()
-    (copied / "partition.json").write_text(text.replace('"digits"', '"<b>digits</b>"'))
+    text = (copied / "summary.json").read_text()
+    (copied / "summary.json").write_text(text.replace('"digits"', '"<b>digits</b>"'))
 
-    shown = fl.load(copied).partition._repr_html_()
+    shown = fl.load(copied)._repr_html_()
     assert "<b>" not in shown
-    assert "&lt;b&gt;digits" in shown
+    assert "fedavg on &lt;b&gt;digits" in shown
     assert "4 clients" in repr(fl.load(copied).partition)
-    assert "fedavg on digits" in fl.load(copied)._repr_html_()
 
 
 class Counting(fl.Callback):

@@ -325,7 +325,7 @@ def test_data_shows_a_partition_as_picture_and_table(flbench):
 @pytest.mark.slow
 def test_data_saves_partition_and_picture(flbench, tmp_path):
     code, _, _ = flbench(
-        "data", "digits", "partition.clients=5", "--save", "p.npz", "--picture", "p.png"
+        "data", "digits", "partition.clients=5", "--out", "p.npz", "--picture", "p.png"
     )
 
     assert code == 0
@@ -470,7 +470,7 @@ def test_full_disk_exits_with_1_and_leaves_no_half(flbench, tmp_path, monkeypatc
 
     for arguments in (
         ("run", *SMALL),
-        ("data", "digits", "--save", "p.npz"),
+        ("data", "digits", "--out", "p.npz"),
         ("data", "digits", "--picture", "old.png"),
     ):
         code, _, error = flbench(*arguments)

@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from flbench.cli import app, completion
-from flbench.cli.aliases import ALIASES
+from flbench.cli.options import ALIASES
 from flbench.config.schema import Config
 from flbench.config.sources import leaves
 from flbench.core.registry import ALGORITHMS, MODELS

@@ -76,7 +76,7 @@ def test_dry_run_prints_configuration_partition_and_estimate():
 def test_partition_that_is_saved_is_named_on_standard_error(tmp_path):
     path = tmp_path / "p.npz"
 
-    entry = document("data", *TINY[:4], "--save", str(path))
+    entry = document("data", *TINY[:4], "--out", str(path))
 
     assert entry["clients"] == 3
     assert path.exists()

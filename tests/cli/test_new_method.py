@@ -30,7 +30,7 @@ def here(tmp_path, monkeypatch):
 def package(tmp_path_factory):
     """The package of the method `my_idea`."""
     folder = tmp_path_factory.mktemp("new") / "package"
-    assert app.main(["new-method", "my_idea", "--folder", str(folder)]) == 0
+    assert app.main(["new-method", "my_idea", "--out", str(folder)]) == 0
     return folder
 
 
@@ -103,7 +103,7 @@ def test_installed_package_is_found_by_its_name(inside, tmp_path, monkeypatch, c
 
     assert app.main(["algos", "my_idea"]) == 0
     assert "share of the old head" in " ".join(capsys.readouterr().out.split())
-    assert app.main(["new-method", "my_idea", "--folder", str(tmp_path / "again")]) == 2
+    assert app.main(["new-method", "my_idea", "--out", str(tmp_path / "again")]) == 2
     assert "there is a method of this name" in capsys.readouterr().err
 
 
@@ -147,13 +147,13 @@ def test_nothing_is_overwritten(here, capsys):
     Path("full", "pyproject.toml").write_text("mine")
     Path("lost").symlink_to("nowhere")
     for folder in ("file", "full", "lost", "file/below"):
-        assert app.main(["new-method", "idea", "--folder", folder]) == 2
+        assert app.main(["new-method", "idea", "--out", folder]) == 2
         assert folder.partition("/")[0] in capsys.readouterr().err
     assert Path("file").read_text() == Path("full", "pyproject.toml").read_text() == "mine"
     assert len(list(Path("full").iterdir())) == 1
 
     Path("repository", ".git").mkdir(parents=True)
-    assert app.main(["new-method", "idea", "--folder", "repository"]) == 0
+    assert app.main(["new-method", "idea", "--out", "repository"]) == 0
     assert Path("repository", "README.md").is_file()
 
 

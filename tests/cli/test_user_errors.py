@@ -198,9 +198,9 @@ def test_wrong_file_is_one_message_and_exit_code_2(case, capsys, tmp_path, monke
         (["algos", "hfdc"], "Did you mean `hfcd`"),
         (["data", "digits", "mnist"], "one data set"),
         (["data", "digits", "partition.clients=9999"], "Lower one of the two"),
-        (["data", "digits", "--save", "x.txt"], "ends with .npz"),
+        (["data", "digits", "--out", "x.txt"], "ends with .npz"),
         (
-            ["data", "digits", "--save", "no/such/folder/x.npz"],
+            ["data", "digits", "--out", "no/such/folder/x.npz"],
             "no/such/folder: this folder does not",
         ),
         (["data", "digits", "--picture", "x.xyz"], "must end with .png"),

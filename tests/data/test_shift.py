@@ -93,7 +93,7 @@ def test_schemes_of_the_user_transform_samples(tmp_path):
     )
     assert run.partition.hash == run.summary["partition_hash"]
     path = tmp_path / "made.npz"
-    fl.partition((data.x, data.y), fl.Scheme(brighter, clients=4), save=path)
+    fl.partition((data.x, data.y), fl.Scheme(brighter, clients=4), out=path)
     with pytest.raises(fl.DataError, match="transforms samples"):
         fl.partition((data.x, data.y), fl.FromFile(path=path))
 

@@ -37,7 +37,7 @@ KEYS = (
 COMMANDS = {
     "run": ("run", "hfcd", "engine.workers=3", *KEYS),
     "compare": ("compare", "hfcd", "fedavg", "ft", "--seeds", "2", "--jobs", "2", *KEYS),
-    "tune": ("tune", "fedper", "--trials", "2", "--seeds", "1", "--concurrent", "1", *KEYS),
+    "tune": ("tune", "fedper", "--trials", "2", "--seeds", "1", "--jobs", "1", *KEYS),
 }
 """One command of each kind, without its folder."""
 SHARES = {"run": 0.5, "compare": 0.34, "tune": 0.16}

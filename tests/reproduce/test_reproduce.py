@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flbench.api import progress
+from flbench.api import caller
 from flbench.cli import app
 from flbench.core.errors import DataError
 from flbench.data import sources
@@ -32,7 +32,7 @@ TINY = (
     *("model=mlp", "engine.threads=1"),
 )
 ROWS = "HFCD share=full,fedavg"
-TABLE = ("hfcd", "--dataset", "digits", "--algos", ROWS, "--seeds", "2", *TINY)
+TABLE = ("hfcd", "--dataset", "digits", "--algo", ROWS, "--seeds", "2", *TINY)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_filled_in_defaults_are_the_same_run():
 
 
 def test_changed_settings_are_other_runs(reproduce, tmp_path):
-    one = ("hfcd", "--dataset", "digits", "--algos", "fedavg", "--seeds", "1", *TINY)
+    one = ("hfcd", "--dataset", "digits", "--algo", "fedavg", "--seeds", "1", *TINY)
     reproduce(*one)
 
     for key in ("train.batch_size=16", "evaluation.rare=share", "data.normalize=unit"):
@@ -252,7 +252,7 @@ def test_interrupted_call_saves_and_the_next_one_resumes(reproduce, tmp_path, mo
         yield Interrupting()
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "display", display)
+        patch.setattr(caller, "display", display)
         code, out, _ = reproduce(*TABLE)
     assert code == 130
     assert calls[1].startswith("run 2 of 4, table 2: FedAvg on CIFAR-100 (digits)")
@@ -269,13 +269,13 @@ def test_interrupted_call_saves_and_the_next_one_resumes(reproduce, tmp_path, mo
     assert (cut[0] / "summary.json").exists()
     assert len(runs(tmp_path)) == 4
     # A resumed run has the same results as an uninterrupted one.
-    reproduce(*TABLE, "--output", "straight")
+    reproduce(*TABLE, "--out", "straight")
     [other] = tmp_path.glob(f"straight/*/{cut[0].name[: cut[0].name.index('seed') + 5]}-*")
     assert (other / "metrics.csv").read_bytes() == (cut[0] / "metrics.csv").read_bytes()
 
 
 def test_round_of_a_curve_stands_for_the_papers(reproduce, tmp_path):
-    keys = ("--dataset", "digits", "--algos", "fedavg", "--seeds", "1", *TINY)
+    keys = ("--dataset", "digits", "--algo", "fedavg", "--seeds", "1", *TINY)
 
     code, out, _ = reproduce("hfcd", "--table", "curves-cifar100", *keys)
 
@@ -296,7 +296,7 @@ def test_round_of_a_curve_stands_for_the_papers(reproduce, tmp_path):
 
 def test_rounds_to_target_are_counted_by_the_test_accuracy_and_say_so(reproduce, tmp_path):
     """The preset has no validation part. One target is reached, the other is not."""
-    keys = ("--dataset", "CIFAR10=digits", "--algos", "dfedhp,dfedavg,dfedalt", *TINY)
+    keys = ("--dataset", "CIFAR10=digits", "--algo", "dfedhp,dfedavg,dfedalt", *TINY)
     keys = (*keys, "train.rounds=4", "train.optimizer.lr=0.05", "evaluation.every=1")
 
     code, out, err = reproduce("dfedhp", "--table", "rounds-dirichlet", *keys)
@@ -333,7 +333,7 @@ def test_rounds_to_target_are_counted_by_the_test_accuracy_and_say_so(reproduce,
 
 
 def test_fedcpmds_statistics_of_one_run_are_printed_beside_each_other(reproduce, tmp_path):
-    keys = ("--dataset", "FMNIST=digits", "--algos", "fedcpmd", "--seeds", "1", *TINY)
+    keys = ("--dataset", "FMNIST=digits", "--algo", "fedcpmd", "--seeds", "1", *TINY)
 
     code, out, err = reproduce("fedcpmd", *keys, "algorithm.k_p=1", "train.rounds=3")
 
@@ -383,7 +383,7 @@ def test_dry_run_lists_runs_and_trains_nothing(reproduce, tmp_path):
 
 
 def test_best_test_round_of_pfllib_is_printed_beside_the_last_one(reproduce, tmp_path):
-    keys = ("--dataset", "FMNIST=digits", "--algos", "FedAvg,FedDBE", "--seeds", "1", *TINY)
+    keys = ("--dataset", "FMNIST=digits", "--algo", "FedAvg,FedDBE", "--seeds", "1", *TINY)
 
     code, out, err = reproduce("pfllib", *keys, "train.rounds=3", "evaluation.every=1")
 
@@ -426,7 +426,7 @@ def test_download_is_tried_only_with_the_option(reproduce, monkeypatch):
         raise DataError("could not be downloaded")
 
     monkeypatch.setattr(sources, "load", offline)
-    keys = ("slapfl", "--dataset", "cifar10", "--algos", "fedavg", "--seeds", "1")
+    keys = ("slapfl", "--dataset", "cifar10", "--algo", "fedavg", "--seeds", "1")
 
     assert "could not be downloaded" not in reproduce(*keys)[2]
     code, _, err = reproduce(*keys, "--download")
@@ -442,7 +442,7 @@ def test_available_data_are_measured_and_missing_data_listed(reproduce, tmp_path
         **{f"{p}_images": np.zeros((400, 8, 8), dtype=np.uint8) for p in ("train", "test")},
         **{f"{p}_labels": np.arange(400) % 10 for p in ("train", "test")},
     )
-    keys = ("data.root=.", "--algos", "local-only,fedprox", "--seeds", "1", *TINY)
+    keys = ("data.root=.", "--algo", "local-only,fedprox", "--seeds", "1", *TINY)
 
     code, out, err = reproduce("fedcpmd", *keys)
 
@@ -467,7 +467,7 @@ def test_available_data_are_measured_and_missing_data_listed(reproduce, tmp_path
 
 
 def test_other_data_may_stand_for_a_named_one(reproduce, tmp_path):
-    keys = ("--algos", "local", "--seeds", "1", *TINY)
+    keys = ("--algo", "local", "--seeds", "1", *TINY)
 
     code, out, _ = reproduce("fedcpmd", "--dataset", "svhn=digits", *keys)
     assert code == 0
@@ -484,7 +484,7 @@ def test_file_may_stand_for_a_data_set_and_is_called_a_substitute(reproduce, tmp
         **{f"{p}_images": np.zeros((200, 8, 8), dtype=np.uint8) for p in ("train", "test")},
         **{f"{p}_labels": np.arange(200) % 10 for p in ("train", "test")},
     )
-    keys = ("data.path=mine.npz", "--algos", "fedavg", "--seeds", "1", *TINY)
+    keys = ("data.path=mine.npz", "--algo", "fedavg", "--seeds", "1", *TINY)
 
     code, out, _ = reproduce("hfcd", *keys)
     again = reproduce("hfcd", *keys, "--dry-run")[2]
@@ -503,7 +503,7 @@ def test_method_whose_trainings_all_fail_has_no_numbers(reproduce, tmp_path):
 
 @pytest.mark.real_data
 def test_real_data_are_found_by_the_papers_names(reproduce):
-    keys = ("--dataset", "fmnist", "--algos", "fedavg", "--seeds", "1", *TINY)
+    keys = ("--dataset", "fmnist", "--algo", "fedavg", "--seeds", "1", *TINY)
 
     code, out, err = reproduce("fedcpmd", *keys, f"data.root={REAL_DATA}")
 

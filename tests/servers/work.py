@@ -30,10 +30,10 @@ ONE: Final = ("--trials", "2", "--seeds", "1", "--scheduler", "none", "output.ke
 WORKS: Final = {
     "run": ("run", "fedavg", "train.rounds=12"),
     "comparison": ("compare", "fedavg,local", "--seeds", "2", "train.rounds=6"),
-    "study": ("tune", "fedavg", *ONE, "--concurrent", "2", "train.rounds=12"),
+    "study": ("tune", "fedavg", *ONE, "--jobs", "2", "train.rounds=12"),
     "long run": ("run", "fedavg", *LONG, "engine.workers=2"),
     "long comparison": ("compare", "fedavg,fedprox", "--seeds", "1", "--jobs", "2", *LONG),
-    "long study": ("tune", "fedavg", *ONE, "--concurrent", "2", *LONG),
+    "long study": ("tune", "fedavg", *ONE, "--jobs", "2", *LONG),
 }
 """Arguments of flbench by the names of works."""
 ON_CLUSTER: Final = {

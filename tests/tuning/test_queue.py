@@ -76,7 +76,7 @@ def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(queue, wrot
 @pytest.mark.parametrize(
     ("reasons", "states", "wanted"),
     [
-        (["the memory of the machine was full"] * 2, ["running", "running"], "--concurrent 3"),
+        (["the memory of the machine was full"] * 2, ["running", "running"], "--jobs 3"),
         (["its machine has ended", "no space left"], ["running", "running"], ""),
         (["no space left", None], ["failed", "finished"], None),
     ],
@@ -107,9 +107,7 @@ def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states
     assert command == (
         wanted if wanted is None else f"flbench tune --resume {tmp_path} {wanted}".strip()
     )
-    assert called == (
-        wanted if wanted is None else f"fl.resume('a'{', concurrent=3' if wanted else ''})"
-    )
+    assert called == (wanted if wanted is None else f"fl.resume('a'{', jobs=3' if wanted else ''})")
     assert [record["state"] for record in folder.records()] == states
     resumed = StudyPlan({"a": Counting()}, Budget(2, 0, 0, 7), folder.records())
     assert resumed.is_over() == (wanted is None)

@@ -172,7 +172,7 @@ def test_study_that_is_stopped_and_killed_ends_as_a_plain_loop(
     depend on which of them ends first.
     """
     more = ("--search", "optuna", "--trials", "3", "--seeds", "1", "--scheduler", "none")
-    more = (*more, "--concurrent", str(concurrent), "train.rounds=8", "partition.samples=null")
+    more = (*more, "--jobs", str(concurrent), "train.rounds=8", "partition.samples=null")
     process = begin("-m", "flbench", *arguments(tmp_path / "broken", "fedavg,fedproto", *more))
     wait_for(process, "finished")
     stop(process)
@@ -233,7 +233,7 @@ def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path
     once, often, wrong = (f"trials/fedprox/{index:03}" for index in (1, 2, 3))
 
     rounds = ("train.rounds=60", "evaluation.every=20", "partition.samples=null")
-    process = begin("-c", TWO_NODES, *command, "--concurrent", "2", *rounds)
+    process = begin("-c", TWO_NODES, *command, "--jobs", "2", *rounds)
     wait_for(process, "4 trials of 60 rounds")  # the study's folder is there
     study = study_in(tmp_path / "out")
     killed: list[int] = []
@@ -286,7 +286,7 @@ def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, t
 
 @pytest.mark.full
 def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
-    more = ("--scheduler", "pbt", "--trials", "3", "--seeds", "0", "--concurrent", "1")
+    more = ("--scheduler", "pbt", "--trials", "3", "--seeds", "0", "--jobs", "1")
     more = (*more, "train.rounds=10", "train.local_epochs=2", "output.keep_trials=best")
     study = tune(tmp_path / "out", "fedavg", *more)
 

@@ -35,7 +35,7 @@ FEW = {
     r"--rounds \d+": "--rounds 1",
     r"train\.rounds=\d+": "train.rounds=1",
     r"--seeds \d+": "--seeds 2",
-    r"--trials \d+": "--trials 2 --concurrent 1",
+    r"--trials \d+": "--trials 2",
     r"--clients \d+|partition\.clients=\d+": "partition.clients=10",
     r"partition\.samples=\w+": "partition.samples=600",
     r"evaluation\.every=\d+": "evaluation.every=1",
@@ -122,7 +122,7 @@ def campaigns(project):
         flbench("ablate", "hfcd", "--keys", "contrast", "--seeds", "2", *WORDS)
         [made] = (one for one in Path("comparisons").iterdir() if one.name != COMPARISON)
         made.rename(f"comparisons/{ABLATION}")
-        few = ("--trials", "2", "--seeds", "2", "--concurrent", "1")
+        few = ("--trials", "2", "--seeds", "2", "--jobs", "1")
         flbench("tune", "hfcd", "fedavg", *few, *WORDS)
         [made] = Path("studies").iterdir()
         made.rename(f"studies/{STUDY}")
@@ -150,11 +150,13 @@ def carry_out(line: str) -> None:
         arguments += [word for word in QUIET if word.partition("=")[0] + "=" not in given]
         if command in ("compare", "ablate", "tune") and "--seeds" not in arguments:
             arguments += ["--seeds", "2"]
+        if command == "tune" and "--jobs" not in arguments:
+            arguments += ["--jobs", "1"]
     if command == "reproduce" and arguments:
         given = " ".join(arguments)
         arguments += [f"{key}={value}" for key, value in SMALL.items() if key not in given]
-        if "--algos" not in given:
-            arguments += ["--algos", "FedAvg"]
+        if "--algo" not in given:
+            arguments += ["--algo", "FedAvg"]
         if "--seeds" not in given:
             arguments += ["--seeds", "1"]
     flbench(command, *arguments)

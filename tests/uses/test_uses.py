@@ -67,7 +67,7 @@ def study(folder):
         flbench(
             folder,
             *("tune", "fedper", "hfcd", "--metric", "rare_recall", "--trials", "2", "--seeds", "2"),
-            *("--concurrent", "1", "--scheduler", "none", "data.path=tail.npz"),
+            *("--jobs", "1", "--scheduler", "none", "data.path=tail.npz"),
             *(f"tracking.uri=sqlite:///{folder}/mlflow.db", "tracking.mlflow=true", *SETTING, *MLP),
         )
     [found] = (folder / "studies").iterdir()
