@@ -150,10 +150,14 @@ def arguments(declared: Any) -> dict[str, Argument]:
     """
     if isinstance(declared, type):
         about: dict[str, str] = {}
-        for one in (*DECLARED, declared):
+        for one in (*DECLARED, declared):  # not its parents, which are not known at run time
             about |= descriptions(cleandoc(one.__doc__ or ""), "Attributes")
         kinds = declared.__annotations__.items()
-        return {name: Argument(name, kind, DEFAULTS.get(name), about[name]) for name, kind in kinds}
+        return {
+            name: Argument(name, kind, DEFAULTS.get(name), about[name])
+            for name, kind in kinds
+            if name in about
+        }
     about = descriptions(cleandoc(declared.__doc__))
     return {
         name: Argument(name, one.annotation, one.default, about.get(name, ""))

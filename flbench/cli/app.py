@@ -303,7 +303,7 @@ def pack(
 
 
 @command(no_args_is_help=True)
-@options(verbs.ExportSettings)
+@options(verbs.ModelSettings, verbs.ExportSettings)
 def export(
     path: RunFolder,
     *,
