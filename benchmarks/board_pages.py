@@ -348,8 +348,7 @@ def ranks(settings: Sequence[Setting]) -> list[str]:
         }
     ).dropna()
     kinds = {setting.name: setting.kind for setting in settings}
-    values = {name: {k: [row[k]] for k in means} for name, row in means.iterrows()}
-    comparison = across(values, kinds)
+    comparison = across(means.T, kinds)
     if comparison is None:
         return []
     ranked = means.rank(ascending=False)

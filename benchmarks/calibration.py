@@ -261,8 +261,8 @@ def _misses_zero(one: dict[str, Any]) -> bool:
 
 def _missed_zero(one: dict[str, Any]) -> bool:
     """Return the same for the test of earlier versions, by which reports made their claims."""
-    _, low, high = statistics.intervals(_gaps(one)[:, None], _earlier_overlap(one))
-    return bool(low[0] > 0 or high[0] < 0)
+    low, high = _interval(_gaps(one), _earlier_overlap(one))
+    return bool(low > 0 or high < 0)
 
 
 def _misses_mean(one: dict[str, Any], every: float) -> bool:
@@ -272,8 +272,15 @@ def _misses_mean(one: dict[str, Any], every: float) -> bool:
 
 def _missed_mean(one: dict[str, Any], every: float) -> bool:
     """Return the same for the interval of earlier versions, that of Student's t."""
-    _, low, high = statistics.intervals(np.array(one["values"][EQUAL[0]])[:, None])
-    return bool(low[0] > every or high[0] < every)
+    low, high = _interval(np.array(one["values"][EQUAL[0]]))
+    return bool(low > every or high < every)
+
+
+def _interval(values: Any, overlap: float = 0.0) -> tuple[Any, Any]:
+    """Return the ends of the intervals of means over the first axis."""
+    means = values.mean(axis=0)
+    half = statistics.half_interval(len(values), means, values.std(axis=0, ddof=1), overlap)
+    return means - half, means + half
 
 
 def power(done: Sequence[dict[str, Any]]) -> str:
@@ -293,7 +300,7 @@ def power(done: Sequence[dict[str, Any]]) -> str:
             rates = []
             for n in NUMBERS:
                 drawn = rng.choice(gaps, size=(n, RESAMPLES))
-                _, low, high = statistics.intervals(drawn, overlap)
+                low, high = _interval(drawn, overlap)
                 rates.append(f"{np.mean((low > 0) | (high < 0)):.2f}")
             rows.append(
                 f"| {first} - {second} | {gaps.mean():+.4f} | {gaps.std(ddof=1):.4f} | {rule} |"

@@ -468,11 +468,11 @@ def interval(
     runs = [Path(run) for cell in cells for seed, run in cell["runs"].items() if int(seed) in seeds]
     if not runs:
         return "-", "-", "-"
-    gap = statistics.difference(first, second, overlap=fmean(map(overlap, runs)))
-    if gap is None:
-        return "-", "-", "-"
-    ends = "-" if isnan(gap.low) else f"{with_sign(gap.low)} to {with_sign(gap.high)}"
-    return with_sign(gap.mean), ends, str(gap.n)
+    values = pd.DataFrame({"first": pd.Series(first), "second": pd.Series(second)})
+    pair, shared = [("first", "second")], fmean(map(overlap, runs))
+    [gap] = statistics.differences(values, pair, overlap=shared).to_dict("records")
+    ends = "-" if isnan(gap["low"]) else f"{with_sign(gap['low'])} to {with_sign(gap['high'])}"
+    return with_sign(gap["difference"]), ends, str(gap["n"])
 
 
 def overlap(run: Path) -> float:

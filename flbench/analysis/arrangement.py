@@ -1,13 +1,9 @@
 """The arrangement of finished runs: methods, data sets and settings, and repetitions.
 
-Everything is derived from the configurations of the runs, so a report of bare run folders is the
-same as one of `flbench compare`:
+Everything is derived from the configurations of the runs (see `flbench.results.differences`), so a
+report of bare run folders is the same as one of `flbench compare`:
 
-- Runs of one *method* have the same `algorithm.name`, keys of the method, local optimizer and loss
-  terms. Where runs of one `algorithm.name` differ in them, the method's label names the values,
-  such as `hfcd tau=1`.
-- A *place* is a data set with a setting: everything else that the results depend on, but the seeds.
-  Runs on different samples are at different places, also if their configurations are equal.
+- A *place* is a data set with a setting.
 - The *repetitions* of a place differ in `seed`, in `partition.seed`, or in both. Runs of several
   methods with the same two seeds are paired.
 
@@ -15,7 +11,6 @@ Methods are compared within a place. They must therefore share places, and withi
 partition and the version of the code.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -24,28 +19,31 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+import pandas as pd
+
 from flbench.analysis.collapsed import collapsed
 from flbench.analysis.sampling import FIXED, Sampling, Vary, sampling_of
 from flbench.analysis.statistics import CLAIM_FROM
 from flbench.config.schema import SCHEME_KEYS
-from flbench.config.sources import leaves
-from flbench.core.documents import read_json
 from flbench.core.errors import UserError, did_you_mean
 from flbench.core.own_names import SUFFIXES
 from flbench.metrics import names as metric_names
-from flbench.results.differences import CODE, SAMPLES, SOURCE, short_hashes, short_names, text_of
+from flbench.metrics.names import RARE
+from flbench.results.differences import (
+    DATA,
+    Differences,
+    differences,
+    provenance,
+    seeds_of,
+    text_of,
+    version_of,
+)
 from flbench.results.left_out import LeftOut
 from flbench.results.reading import StoredRun
 from flbench.results.study_folder import PERSONAL, StoredStudy
 from flbench.results.summary import SHARES
 
-SECTIONS: Final = ("data.", "partition.", "shift.", "model.", "train.")
-ALONE: Final = (*("engine.precision", "evaluation.every", "evaluation.rare", "evaluation.metrics"),)
-WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path", "partition.seed")
-METHOD: Final = ("algorithm.", "train.optimizer.", "train.schedule.", "train.terms")
-"""Keys that belong to a method: they may differ between methods that are compared."""
 BASELINE: Final = "fedavg"  # the method to which others are compared, if it is there
-DATA: Final = "data"  # stands for the name of the data set
 SPREADS: Final = ("client_std",)  # metrics that rank no methods: less is not better, nor is more
 UNKNOWN: Final = "-"  # digest of a run of an earlier version
 HOW_MANY: Final = ("samples", "samples_per_client", "min_samples", "split", "pool")
@@ -59,11 +57,8 @@ BEYOND: Final = ("rare_recall", "macro_f1", "worst10_accuracy")
 MOST_COLLAPSED: Final = 5  # collapsed runs that a sentence names
 MANY: Final = 100  # validation samples; with fewer, the choice of the best round is chance
 
-Setting = tuple[tuple[str, str], ...]
 Pair = tuple[str, str]
 """Labels of two methods."""
-Seeds = tuple[int, int]
-"""Seed of the partition, and seed of everything else."""
 
 
 @dataclass(frozen=True)
@@ -90,16 +85,7 @@ class Entry:
     @property
     def test(self) -> Mapping[str, Any]:
         """Test metrics of the run at its best round by validation."""
-        return self._test("best")
-
-    def last(self, name: str) -> float:
-        """Return a test metric after the last round; NaN if the run does not have it."""
-        value = self._test("last").get(name)
-        return float(value) if isinstance(value, int | float) else nan
-
-    def _test(self, moment: str) -> Mapping[str, Any]:
-        """Return the test metrics of the deployment at the best or the last round."""
-        found: Mapping[str, Any] = self.run.summary[moment]["test"]
+        found: Mapping[str, Any] = self.run.summary["best"]["test"]
         # The metrics of another deployment are in a dict of its name.
         return found if self.deployment == PERSONAL else found.get(self.deployment, {})
 
@@ -115,15 +101,10 @@ class Entry:
         return float(spent["train"] + spent["evaluate"])
 
     def score(self, name: str) -> float:
-        """Return a test metric, `bytes` or `seconds`; NaN for a metric that the run does not have.
-
-        Metrics of rare classes are NaN where no class is rare.
-        """
+        """Return a test metric, `bytes` or `seconds`; NaN for a metric that the run lacks."""
         if name in PRICES:
             return self.bytes if name == "bytes" else self.seconds
         value = self.test.get(name)
-        if name.startswith("rare_") and not self.run.has_rare_classes:
-            return nan
         return float(value) if isinstance(value, int | float) else nan
 
 
@@ -216,10 +197,10 @@ class Arrangement:
         """Return how the repetitions of a place were drawn."""
         return self.samplings.get(place, Sampling(self.vary))
 
-    def is_complete(self, place: str, method: str) -> bool:
-        """Return whether a method has all repetitions of a place, so that it can be ranked."""
-        repetitions = {entry.repetition for entry in self.at(place)}
-        return len(self.at(place, method)) == len(repetitions)
+    @property
+    def overlaps(self) -> dict[str, float]:
+        """Overlap of the repetitions by place; see `Sampling.overlap`."""
+        return {place: self.sampling_at(place).overlap for place in self.places}
 
 
 def arrange(
@@ -263,33 +244,28 @@ def arrange(
     finished = [run for run in runs if run.finished]
     if not finished:
         raise UserError("there is no finished run to compare.")
-    undefined = [run for run in finished if _is_undefined(run, metric)]
-    finished = [run for run in finished if not _is_undefined(run, metric)]
+    undefined = [run for run in finished if not isfinite(run.scores.get(metric, 0.0))]
+    finished = [run for run in finished if isfinite(run.scores.get(metric, 0.0))]
     if not finished:
         raise UserError(f"`{metric}` of {undefined[0].path} is no number. Choose another metric.")
     warnings = [f"left out: {run.path}: its test {metric} is no number." for run in undefined]
     if unfinished := [str(run.path) for run in runs if not run.finished]:
         warnings.append(f"not finished, and left out: {', '.join(unfinished)}.")
-    methods = _method_labels(finished, labels or {})
-    settings = [_setting(run) for run in finished]
-    settings, other_samples = _with_samples(finished, settings, shown or {})
-    warnings += other_samples
-    origins = {run.path: _provenance(run) for run in finished}
-    reason = _why_apart(finished, methods, settings, origins)
-    if reason is not None:
+    apart = differences(finished, labels, shown)
+    places = apart.labels
+    warnings += apart.notes
+    if (reason := apart.reason) is not None:
         if not force:
             raise UserError(
                 f"these runs are not comparable: {reason}. Compare runs that agree, or use --force"
                 " to compare them with a warning."
             )
         warnings.append(f"These runs are not comparable: {reason}.")
-        if _strangers(methods, settings) is not None:  # one place for all
-            names = dict.fromkeys(run.summary["dataset"] for run in finished)
-            settings = [((DATA, " and ".join(names)),)] * len(finished)
-    places = _place_labels(settings)
-    entries, more = _entries(finished, methods, places, shown or {})
-    warnings += more + _about_optimizers(finished) + _about_hardware(finished, origins)
-    order = list(dict.fromkeys(methods))
+        if apart.strangers is not None:  # one place for all
+            places = [" and ".join(dict.fromkeys(apart.settings[DATA]))] * len(finished)
+    entries, more = _entries(apart, places, shown or {})
+    warnings += more + _about_hardware(apart)
+    order = list(dict.fromkeys(apart.methods))
     if baseline is not None and baseline not in order:
         raise UserError(
             f"the baseline {str(baseline)!r} is not one of the methods: {', '.join(order)}."
@@ -399,237 +375,28 @@ def of_study(study: StoredStudy) -> Arrangement | None:
     )
 
 
-def _tree(run: StoredRun) -> dict[str, Any]:
-    """Return the configuration of a run by dotted keys, without the place of a method's code."""
-    return {key: value for key, value in leaves(run.config.tree()).items() if key != SOURCE}
-
-
-def seeds_of(run: StoredRun) -> Seeds:
-    """Return the seed of the partition and the seed of everything else of a run."""
-    own = run.config.partition.seed
-    return run.config.seed if own is None else own, run.config.seed
-
-
-def _method_labels(runs: Sequence[StoredRun], labels: Mapping[Path, str]) -> list[str]:
-    """Return the label of each run's method: its name, and the keys in which its runs differ.
-
-    Runs whose label is given do not count.
-    """
-    trees = [
-        {key: value for key, value in _tree(run).items() if key.startswith(METHOD)} for run in runs
-    ]
-    unnamed = [tree for run, tree in zip(runs, trees, strict=True) if run.path not in labels]
-    found = []
-    for run, tree in zip(runs, trees, strict=True):
-        if run.path in labels:
-            found.append(labels[run.path])
-            continue
-        name = run.config.algorithm.name
-        same = [other for other in unnamed if other["algorithm.name"] == name]
-        keys = [key for key in tree if any(_differs(other, tree, key) for other in same)]
-        short = short_names(keys)
-        values = ", ".join(f"{short[key]}={_method_text(tree[key])}" for key in keys)
-        found.append(f"{name} {values}".strip())
-    return found
-
-
-def _differs(other: Mapping[str, Any], tree: Mapping[str, Any], key: str) -> bool:
-    """Return whether two runs of a method differ in a key of it."""
-    if key == CODE and other.get(key) is None:  # of a version that did not record it
-        return False
-    return bool(other.get(key) != tree[key])
-
-
-def _method_text(value: Any) -> str:
-    """Return a value as text; the list of loss terms as their names.
-
-    >>> _method_text(0.1), _method_text([{"name": "focal", "gamma": 2.0}]), _method_text([])
-    ('0.1', 'focal', 'none')
-    """
-    if isinstance(value, list):
-        return (
-            "+".join(str(item["name"]) if isinstance(item, dict) else str(item) for item in value)
-            or "none"
-        )
-    text = text_of(value)
-    return text[:8] if re.fullmatch("[0-9a-f]{64}", text) else text
-
-
-def _setting(run: StoredRun) -> Setting:
-    """Return the keys of a run's setting with their values as text, and `data`."""
-    kept = [
-        (key, text_of(value))
-        for key, value in _tree(run).items()
-        if key.startswith((*ALONE, *SECTIONS)) and key not in WITHOUT and not key.startswith(METHOD)
-    ]
-    return ((DATA, run.summary["dataset"]), *kept)
-
-
-def _with_samples(
-    runs: Sequence[StoredRun], settings: Sequence[Setting], shown: Mapping[Path, str]
-) -> tuple[list[Setting], list[str]]:
-    """Add the hash of the samples to settings in which runs have different samples.
-
-    A run without a hash, of an earlier version, is taken to have the samples of the other runs of
-    its setting if these agree.
-
-    Args:
-        runs: The runs.
-        settings: Their settings.
-        shown: Name for users by run folder, for runs of archives.
-
-    Returns:
-        The settings, and a sentence for each that has been divided.
-    """
-    hashes: dict[Setting, dict[str, Path]] = {}  # with the first run that has the samples
-    for run, setting in zip(runs, settings, strict=True):
-        if run.data_hash is not None:
-            hashes.setdefault(setting, {}).setdefault(run.data_hash, run.path)
-    divided = [setting for setting, found in hashes.items() if len(found) > 1]
-    sentences = []
-    for setting in divided:
-        texts = short_hashes(list(hashes[setting]))
-        where = [
-            f"{text} in {shown.get(path, path)}"
-            for text, path in zip(texts, hashes[setting].values(), strict=True)
-        ]
-        sentences.append(
-            f"The samples of {dict(setting)[DATA]} differ between runs whose configurations name"
-            f" the same data: SHA-256 {', '.join(where)}. These runs are neither paired nor tested"
-            " against each other. Train them on one copy of the data."
-        )
-    return [
-        (*setting, (SAMPLES, run.data_hash or "-")) if setting in divided else setting
-        for run, setting in zip(runs, settings, strict=True)
-    ], sentences
-
-
-def _place_labels(settings: Sequence[Setting]) -> list[str]:
-    """Return the label of each setting: the data set, and keys that tell the settings apart.
-
-    Keys that differ along with others, such as the net that belongs to a data set, are left out.
-    """
-    keys: list[str] = []
-    kinds = 1
-    for key in _differing(settings):
-        tried = [*keys, key]
-        if (more := len({tuple(dict(one).get(k) for k in tried) for one in settings})) > kinds:
-            keys, kinds = tried, more
-    short = short_names(keys)
-    trees = [dict(setting) for setting in settings]
-    texts = {key: short_hashes([tree.get(key, "-") for tree in trees]) for key in keys}
-    return [
-        ", ".join([tree[DATA], *(f"{short[key]}={texts[key][k]}" for key in keys if key != DATA)])
-        for k, tree in enumerate(trees)
-    ]
-
-
-def _differing(settings: Sequence[Setting]) -> list[str]:
-    """Return the keys in which settings differ."""
-    trees = [dict(setting) for setting in settings]
-    keys = dict.fromkeys(key for tree in trees for key in tree)
-    return [key for key in keys if len({tree.get(key) for tree in trees}) > 1]
-
-
-def _strangers(methods: Sequence[str], settings: Sequence[Setting]) -> tuple[int, int] | None:
-    """Return the positions of runs of two methods that share no setting; None if all share one."""
-    held: dict[str, set[Setting]] = {}
-    for method, setting in zip(methods, settings, strict=True):
-        held.setdefault(method, set()).add(setting)
-    names = list(held)
-    for first in names:
-        for second in names:
-            if not held[first] & held[second]:
-                return methods.index(first), methods.index(second)
-    return None
-
-
-def _why_apart(
-    runs: Sequence[StoredRun],
-    methods: Sequence[str],
-    settings: Sequence[Setting],
-    origins: Mapping[Path, Mapping[str, Any]],
-) -> str | None:
-    """Return the first reason why runs are not comparable; None if they are."""
-    if (found := _strangers(methods, settings)) is not None:
-        first, second = (dict(settings[k]) for k in found)
-        key = next(key for key in (first | second) if first.get(key) != second.get(key))
-        values = short_hashes([first.get(key, "-"), second.get(key, "-")])
-        return _named(key, runs, found, values)
-    groups: dict[tuple[Setting, Seeds], int] = {}
-    for k, (run, setting) in enumerate(zip(runs, settings, strict=True)):
-        before = groups.setdefault((setting, seeds_of(run)), k)
-        if run.summary["partition_hash"] != runs[before].summary["partition_hash"]:
-            what = "partition (same keys and seeds, so the data differ)"
-            hashes = [runs[one].summary["partition_hash"][:12] for one in (before, k)]
-            return _named(what, runs, (before, k), hashes)
-    versions = {run.path: _version(origins[run.path]) for run in runs}
-    for k, run in enumerate(runs):
-        if versions[run.path] != versions[runs[0].path]:
-            names = [versions[runs[0].path], versions[run.path]]
-            return _named("version of flbench", runs, (0, k), names)
-    return None
-
-
-def _named(
-    what: str, runs: Sequence[StoredRun], pair: tuple[int, int], values: Sequence[str]
-) -> str:
-    """Return a sentence about what two runs differ in, with the values of both."""
-    first, second = (runs[k] for k in pair)
-    return f"they differ in {what}: {values[0]} and {values[1]}, in {first.path} and {second.path}"
-
-
-def _provenance(run: StoredRun) -> Mapping[str, Any]:
-    """Return the content of a run's provenance.json; empty if there is none."""
-    file = run.path / "provenance.json"
-    return read_json(file) if file.is_file() else {}
-
-
-def _about_versions(runs: Sequence[StoredRun]) -> list[str]:
-    """Return a sentence if runs were trained by different versions of flbench."""
-    versions = list(dict.fromkeys(_version(_provenance(run)) for run in runs))
-    if len(versions) < 2:
-        return []
-    return [
-        f"The final trainings were made by different versions of flbench: {', '.join(versions)}."
-        " Differences between methods may come from the code."
-    ]
-
-
-def _version(origin: Mapping[str, Any]) -> str:
-    """Return the version of flbench in a provenance.json, with its Git revision."""
-    return f"{origin.get('flbench', '-')} ({origin.get('git_revision') or 'no Git revision'})"
-
-
 def _entries(
-    runs: Sequence[StoredRun],
-    methods: Sequence[str],
-    places: Sequence[str],
-    folders: Mapping[Path, str],
+    apart: Differences, places: Sequence[str], folders: Mapping[Path, str]
 ) -> tuple[list[Entry], list[str]]:
     """Return the entries in their order, and sentences about runs that are there twice."""
-    seeds: dict[str, set[Seeds]] = {}
-    for run, place in zip(runs, places, strict=True):
+    seeds: dict[str, set[tuple[int, int]]] = {}
+    for run, place in zip(apart.runs, places, strict=True):
         seeds.setdefault(place, set()).add(seeds_of(run))
-    number = {
-        (place, both): k for place, some in seeds.items() for k, both in enumerate(sorted(some))
-    }
-    found: dict[tuple[str, str, int], StoredRun] = {}
+    found: dict[tuple[str, str, int], Entry] = {}
     twice = []
-    for run, method, place in zip(runs, methods, places, strict=True):
-        key = (place, method, number[place, seeds_of(run)])
-        if key in found:
+    for run, method, place in zip(apart.runs, apart.methods, places, strict=True):
+        number = sorted(seeds[place]).index(seeds_of(run))
+        entry = Entry(method, place, number, run, folders.get(run.path, str(run.path)))
+        first = found.setdefault((place, method, number), entry)
+        if first is not entry:
             twice.append(
-                f"{run.path} has the method and the seeds of {found[key].path}, and is left out."
+                f"{run.path} has the method and the seeds of {first.run.path}, and is left out."
             )
-        else:
-            found[key] = run
-    order, names = list(seeds), list(dict.fromkeys(methods))
-    entries = [
-        Entry(method, place, k, run, folders.get(run.path, str(run.path)))
-        for (place, method, k), run in found.items()
-    ]
-    entries.sort(key=lambda one: (order.index(one.place), names.index(one.method), one.repetition))
+    order, names = [*seeds], [*dict.fromkeys(apart.methods)]
+    entries = sorted(
+        found.values(),
+        key=lambda one: (order.index(one.place), names.index(one.method), one.repetition),
+    )
     return entries, twice
 
 
@@ -692,47 +459,25 @@ def _baseline(entries: Sequence[Entry]) -> str:
     return next((method for method, name in names.items() if name == BASELINE), next(iter(names)))
 
 
-def _about_optimizers(runs: Sequence[StoredRun]) -> list[str]:
-    """Return a sentence if the methods were trained with different optimizers."""
-    trees = [
-        {
-            key: text_of(value)
-            for key, value in _tree(run).items()
-            if key.startswith(("train.optimizer.", "train.schedule."))
-        }
-        for run in runs
-    ]
-    keys = _differing([tuple(tree.items()) for tree in trees])
-    if not keys or len({run.config.algorithm.name for run in runs}) == 1:
-        return []
-    return [
-        f"The methods were trained with different values of {', '.join(keys)}. The comparison is"
-        " fair if each method's values were chosen on validation parts with equal effort, as"
-        " `flbench tune` does."
-    ]
-
-
-def _about_hardware(
-    runs: Sequence[StoredRun], origins: Mapping[Path, Mapping[str, Any]]
-) -> list[str]:
+def _about_hardware(apart: Differences) -> list[str]:
     """Return a sentence if the runs were trained on different hardware or by different engines."""
-    different = [
-        name for name in HARDWARE if len({str(origins[run.path].get(name)) for run in runs}) > 1
-    ]
-    if len({run.config.engine.name for run in runs}) > 1:
-        different.append("engine.name")
-    if not different:
+    origins = [{key: str(provenance(run).get(key)) for key in HARDWARE} for run in apart.runs]
+    found = pd.DataFrame(origins).assign(**{"engine.name": apart.configurations["engine.name"]})
+    different = found.nunique()
+    if different.max() == 1:
         return []
-    return [f"The runs differ in {', '.join(different)}, so their seconds are not comparable."]
+    names = ", ".join(different.index[different > 1])
+    return [f"The runs differ in {names}, so their seconds are not comparable."]
 
 
 def _vary(entries: Sequence[Entry]) -> Vary:
     """Return what differs between the repetitions of a method in a place."""
-    training = partition = False
-    for where in {(entry.place, entry.method) for entry in entries}:
-        mine = [entry.run for entry in entries if (entry.place, entry.method) == where]
-        training |= len({run.config.seed for run in mine}) > 1
-        partition |= len({run.summary["partition_hash"] for run in mine}) > 1
+    rows = [
+        (one.place, one.method, one.run.config.seed, one.run.summary["partition_hash"])
+        for one in entries
+    ]
+    found = pd.DataFrame(rows, columns=["place", "method", "seed", "partition"])
+    training, partition = found.groupby(["place", "method"]).nunique().gt(1).any()
     if training and partition:
         return "both"
     return "training" if training else "partition" if partition else "nothing"
@@ -834,10 +579,15 @@ def _about_rare(runs: Sequence[StoredRun], chosen: Sequence[str]) -> list[str]:
     ]
 
 
-def _is_undefined(run: StoredRun, metric: str) -> bool:
-    """Return whether a run has a test metric that is NaN or infinite, so that it has no mean."""
-    value = run.summary["best"]["test"].get(metric)
-    return isinstance(value, float) and not isfinite(value)
+def _about_versions(runs: Sequence[StoredRun]) -> list[str]:
+    """Return a sentence if runs were trained by different versions of flbench."""
+    versions = list(dict.fromkeys(version_of(provenance(run)) for run in runs))
+    if len(versions) < 2:
+        return []
+    return [
+        f"The final trainings were made by different versions of flbench: {', '.join(versions)}."
+        " Differences between methods may come from the code."
+    ]
 
 
 def _is_number(value: Any) -> bool:
@@ -900,8 +650,7 @@ def _check_metrics(runs: Sequence[StoredRun], metric: str, others: Sequence[str]
             f" accuracy,{metric}."
         )
     for run in runs:
-        names = _metric_names(run)
-        ranking = [name for name in names if name not in SPREADS]
+        names = [*run.scores]
         if metric in SPREADS and metric in names:
             raise UserError(f"`{metric}` ranks no methods: neither more nor less of it is better.")
         if metric.startswith("rare_") and not run.has_rare_classes:
@@ -910,20 +659,15 @@ def _check_metrics(runs: Sequence[StoredRun], metric: str, others: Sequence[str]
                 " by `evaluation.rare` if they have few training samples and the classes are not"
                 " balanced. Choose another metric."
             )
+        ranking = [name for name in names if name not in SPREADS]
         if metric not in ranking:
             have = f"It has {', '.join(ranking)}." if ranking else "It has no test metrics."
             near = did_you_mean(metric, ranking)
             raise UserError(f"{run.path} has no test metric `{metric}`.{near} {have}")
-    known = [*dict.fromkeys(name for run in runs for name in _metric_names(run)), *PRICES]
+    known = [*dict.fromkeys(name for run in runs for name in run.scores), *PRICES, *RARE]
     for name in others:
         if name not in known:
             raise UserError(
                 f"no run has a test metric `{name}` for a column of the tables."
                 f"{did_you_mean(name, known)} There are {', '.join(known)}."
             )
-
-
-def _metric_names(run: StoredRun) -> list[str]:
-    """Return the names of a run's test metrics."""
-    test = run.summary["best"]["test"]
-    return [name for name, value in test.items() if isinstance(value, int | float)]

@@ -12,7 +12,6 @@ from flbench.analysis.statistics import CLAIM_FROM, MOST_NEEDED
 from flbench.analysis.tables import (
     CLASS_SCORES,
     CORRECTED,
-    MODERATED,
     TESTS,
     Analysis,
 )
@@ -47,8 +46,6 @@ MOST_CLIENTS: Final = 100  # rows of the table of clients
 MOST_LETTERS: Final = 48  # of the name of a client
 MOST_CLASSES: Final = 100  # rows of the table of classes
 WHOLE: Final = ((0.0, 1.0), (-1.0, 1.0))  # intervals that are cut at both ends of their scale
-NO_NUMBER: Final = "no number"
-"""Repetitions needed where the variance of the corrected test has a floor."""
 FEW_TESTS: Final = 40  # test samples of a client; with fewer, chance chooses the worst clients
 
 
@@ -71,6 +68,7 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
     """Return the leaderboard of a place."""
     rows = analysis.leaderboard[analysis.leaderboard["place"] == place]
     has_groups = bool((rows["groups"] != "").any())
+    has_better = bool(rows["better_than"].map(len).any())
     has_std = bool(rows["std"].notna().any())
     has_last = bool(analysis.comparison.leading)
     metric, *others = shown_columns(analysis, place)
@@ -81,7 +79,7 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
     columns += ["runs"]
     columns += ["groups"] if has_groups else []
     columns += map(heading_of, others)
-    columns += ["better than"] if has_groups else []
+    columns += ["better than"] if has_better else []
     lines = []
     for row in records(rows):
         lines.append(
@@ -93,7 +91,7 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
                 str(row["n"]),
                 *([row["groups"]] if has_groups else []),
                 *(_mean_text(name, means.get((row["method"], name))) for name in others),
-                *([one_line(", ".join(row["better_than"])) or "-"] if has_groups else []),
+                *([one_line(", ".join(row["better_than"])) or "-"] if has_better else []),
             )
         )
     about = " ".join(_about_leaderboard(analysis, place, rows, has_groups=has_groups))
@@ -266,11 +264,6 @@ def _about_pairs(
         yield (
             "The test is that of Nadeau and Bengio, because the parts of the same clients overlap."
         )
-    if MODERATED in tests:
-        yield (
-            "The test (Smyth) takes the variances of all differences into account; the intervals do"
-            " not."
-        )
     if sampling.why_not:
         yield f"There is no p: {sampling.why_not} support no claim. Repeat with `--vary both`."
     elif not tests and rows["n"].max() < CLAIM_FROM:
@@ -288,27 +281,11 @@ def _about_pairs(
         "P(improvement): share of repetitions in which the first method is better than the second;"
         " equal values count half."
     )
-    if rows["floor"].notna().any():
+    if (rows["verdict"] == "no significant difference").any() and not sampling.overlap:
         yield (
             "Repetitions needed: to see a difference of this size with a probability of 80 %, where"
-            " it is not significant; in brackets for the ends of the 80 % interval of the ratio of"
-            " the difference to its standard deviation."
+            " it is not significant."
         )
-    if NO_NUMBER in {_needed(row) for row in records(rows)}:
-        yield (
-            "No number: the variance of the corrected test has a floor, which further repetitions"
-            " do not lower. To be seen with a probability of 80 %, such a difference must be larger"
-            f" than {_floors(rows)}. More samples can help, because repetitions then differ less."
-        )
-
-
-def _floors(rows: pd.DataFrame) -> str:
-    """Return the floors of the differences that no number of repetitions shows, as text."""
-    lost = [row["floor"] for row in records(rows) if _needed(row) == NO_NUMBER]
-    low, high = f"{min(lost):.4f}", f"{max(lost):.4f}"
-    if low == high:
-        return low
-    return f"the floor of its pair, {low} to {high} here (column floor of tables/pairs.csv)"
 
 
 def targets_blocks(analysis: Analysis, place: str) -> list[Block]:
@@ -549,7 +526,6 @@ def ranks_block(analysis: Analysis) -> Block:
         (
             one_line(str(name)),
             f"{rank:.2f}",
-            number(across.interquartile[str(name)].value),
             "-" if name == best or not has_claims else p_value(float(beside[name])),
         )
         for name, rank in across.ranks.items()
@@ -570,7 +546,7 @@ def ranks_block(analysis: Analysis) -> Block:
         )
     return Block(
         f"Ranks over {across.places} places",
-        ("method", "mean rank", "interquartile mean", f"p beside {one_line(best)} (Nemenyi)"),
+        ("method", "mean rank", f"p beside {one_line(best)} (Nemenyi)"),
         tuple(lines),
         " ".join(about),
     )
@@ -638,17 +614,9 @@ def _signed(row: Mapping[str, Any]) -> str:
 
 def _needed(row: Mapping[str, Any]) -> str:
     """Return the number of repetitions to see a difference that is not significant."""
-    if row["verdict"] != "no significant difference" or np.isnan(row["floor"]):
+    if row["verdict"] != "no significant difference" or row["test"] == CORRECTED:
         return "-"
-    if row["floor"] and abs(row["difference"]) <= row["floor"]:
-        return NO_NUMBER
-    low, value, high = (_count(row[name]) for name in ("needed_low", "needed", "needed_high"))
-    return value if low == value == high else f"{value} ({low} to {high})"
-
-
-def _count(repetitions: float) -> str:
-    """Return a number of repetitions as text."""
-    return f"> {MOST_NEEDED:,}" if np.isnan(repetitions) else f"{repetitions:.0f}"
+    return f"> {MOST_NEEDED:,}" if np.isnan(row["needed"]) else f"{row['needed']:.0f}"
 
 
 def records(table: pd.DataFrame, place: str | None = None) -> list[dict[str, Any]]:

@@ -681,29 +681,6 @@ def _critical(axes: Axes, across: Across, names: Sequence[str]) -> float:
     return level
 
 
-def profiles(analysis: Analysis) -> Figure:
-    """Draw the share of runs with a value above each limit, as the mean over places.
-
-    Raises:
-        ValueError: There is a single place.
-    """
-    across = _across(analysis)
-    figure = _figure(3.4)
-    axes = figure.add_subplot()
-    for method in _methods(analysis, across.profiles):
-        mine = across.profiles[across.profiles["method"] == method]
-        axes.plot(
-            mine["tau"],
-            mine["share"],
-            label=in_legend(_label(analysis, method)),
-            **_line(analysis, method),
-        )
-    axes.set(xlabel=f"test {_words(analysis)}", ylabel="share of runs above it")
-    _plain(axes)
-    _legend(figure, axes)
-    return figure
-
-
 def _across(analysis: Analysis) -> Any:
     if analysis.across is None:
         raise ValueError("there is a single place, so there are no ranks over places.")

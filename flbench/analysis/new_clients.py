@@ -1,63 +1,56 @@
 """Clients that join after the training: their accuracy after epochs of training, by method."""
 
-from math import nan
 from typing import Final
 
-import numpy as np
 import pandas as pd
 
-from flbench.analysis import scores
-from flbench.analysis.arrangement import Arrangement, Entry
+from flbench.analysis.arrangement import Arrangement
+from flbench.analysis.frame import RUN
+from flbench.analysis.statistics import over_repetitions
 
-VALUES: Final = ("value", "seen", "gap", "worst10", "received_bytes", "steps")
-"""What is measured of new clients after a number of epochs."""
-NEW_CLIENTS: Final = (
-    *("place", "method", "epochs", "n", "mean", "std", "low", "high"),
-    *VALUES[1:],
-)
+MEANS: Final = ("seen", "gap", "worst10", "received_bytes", "steps")
+"""Columns of means over repetitions."""
+NEW_CLIENTS: Final = ("place", "method", "epochs", "n", "mean", "std", "low", "high", *MEANS)
 
 
-def new_clients_of(comparison: Arrangement) -> pd.DataFrame:
-    """Return the table of new clients; see `Analysis.new_clients`."""
-    frames = []
-    for place in comparison.places:
-        overlap = comparison.sampling_at(place).overlap
-        for method in comparison.methods:
-            entries = comparison.at(place, method)
-            epochs = sorted({k for entry in entries for k in _epochs(entry)})
-            if not epochs:
-                continue
-            found = {
-                name: np.array([[_value(entry, k, name) for k in epochs] for entry in entries])
-                for name in VALUES
-            }
-            limits = [scores.limits_of(entries[0].run.config.client_metric)] * len(epochs)
-            over = scores.over_repetitions(found["value"], overlap, limits)
-            means = {
-                name: scores.over_repetitions(found[name], overlap, [None] * len(epochs))["mean"]
-                for name in VALUES[1:]
-            }
-            columns = {"place": place, "method": method, "epochs": epochs, **over, **means}
-            frames.append(pd.DataFrame(columns))
-    if not frames:
+def new_clients_of(comparison: Arrangement, long: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of new clients; see `Tables.new_clients`.
+
+    Args:
+        comparison: The runs.
+        long: See `frame.long_of`.
+    """
+    metric = comparison.entries[0].run.config.client_metric
+    names = {
+        f"new {metric}": "value",
+        f"seen {metric}": "seen",
+        f"new gap_{metric}": "gap",
+        "new worst10_accuracy": "worst10",
+    }
+    rows = long[long["best"] & (long["split"] == "test")]
+    parts = rows["deployment"].str.extract(r"^(?P<who>new|seen)@(?P<epochs>\d+)$")
+    rows = rows.assign(name=(parts["who"] + " " + rows["metric"]).map(names))
+    rows = rows.assign(epochs=parts["epochs"])[[*RUN, "epochs", "name", "value"]]
+    costs = pd.DataFrame(
+        [
+            (one.place, one.method, one.repetition, epochs, name, float(value))
+            for one in comparison.entries
+            for name in ("received_bytes", "steps")
+            for epochs, value in one.run.summary.get("new_clients", {}).get(name, {}).items()
+        ],
+        columns=list(rows.columns),
+    )
+    rows = pd.concat([rows.dropna(subset="name"), costs])
+    if rows.empty:
         return pd.DataFrame(columns=list(NEW_CLIENTS))
-    table = pd.concat(frames, ignore_index=True)
-    return table.loc[table["n"] > 0, list(NEW_CLIENTS)].reset_index(drop=True)
-
-
-def _epochs(entry: Entry) -> list[int]:
-    """Return the numbers of epochs after which the new clients of a run were evaluated."""
-    return [int(k) for k in entry.run.summary.get("new_clients", {}).get("epochs", ())]
-
-
-def _value(entry: Entry, epochs: int, name: str) -> float:
-    """Return one of VALUES of a run; NaN where it is not known."""
-    if name in ("received_bytes", "steps"):
-        about = entry.run.summary.get("new_clients", {}).get(name, {})
-        return float(about.get(str(epochs), nan))
-    test = entry.run.summary["best"]["test"]
-    found = test.get(f"{'seen' if name == 'seen' else 'new'}@{epochs}", {})
-    metric = entry.run.config.client_metric
-    key = {"gap": f"gap_{metric}", "worst10": "worst10_accuracy"}.get(name, metric)
-    value = found.get(key)
-    return float(value) if isinstance(value, int | float) else nan
+    rows["epochs"] = rows["epochs"].astype(int)
+    wide = rows.pivot(index=[*RUN, "epochs"], columns="name", values="value")
+    wide = wide.reindex(columns=["value", *MEANS]).reset_index()
+    by = ["place", "method", "epochs"]
+    found = over_repetitions(wide, by, "value", comparison.overlaps, (0.0, 1.0)).set_index(by)
+    found = found.join(wide.groupby(by)[list(MEANS)].mean()).reset_index()
+    orders = {"place": comparison.places, "method": comparison.methods}
+    for name, order in orders.items():
+        found[name] = pd.Categorical(found[name], order)
+    found = found[found["n"] > 0].sort_values(by).astype(dict.fromkeys(orders, "str"))
+    return found[list(NEW_CLIENTS)].reset_index(drop=True)

@@ -271,13 +271,6 @@ def drawn_across(analysis: Analysis) -> Iterator[Drawn]:
         f"Mean rank of each method{tests if blocks.has_rank_claims(analysis) else ''}.",
         lambda: figures.ranks(analysis),
     )
-    yield from _drawn(
-        comparison,
-        "profiles",
-        "Performance profiles",
-        "Share of runs with a value above each limit, mean over places. A higher line is better.",
-        lambda: figures.profiles(analysis),
-    )
 
 
 def _warned(figure: "Figure", comparison: Arrangement) -> "Figure":

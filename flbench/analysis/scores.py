@@ -1,40 +1,26 @@
-"""Scores of methods, classes and clients over repetitions: mean, deviation, interval, number."""
+"""Scores of methods and clients over repetitions: number, mean, deviation, interval."""
 
-from collections.abc import Mapping, Sequence
-from math import nan
 from typing import Final
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from flbench.analysis import statistics
-from flbench.analysis.arrangement import PRICES, Arrangement, Entry
+from flbench.analysis.arrangement import Arrangement
+from flbench.analysis.frame import RUN, in_order
+from flbench.analysis.statistics import over_repetitions
 from flbench.results.summary import SHARES
 
-OVER: Final = ("n", "mean", "std", "low", "high")
-"""What is known of a score over repetitions."""
-SCORES: Final = ("place", "method", "metric", *OVER)
-CLIENT_SPREAD: Final = ("place", "method", "measure", *OVER)
-CLIENT_SCORES: Final = (
-    *("place", "client", "name", "train_size", "test_size", "method", "n"),
-    *("accuracy", "accuracy_std", "accuracy_low", "accuracy_high"),
-    *("gain", "gain_std", "gain_low", "gain_high"),
-)
 DECILES: Final = {"median" if k == 5 else f"q{k}0": k / 10 for k in range(1, 10)}
 """Measures that are deciles of the clients' accuracy."""
 QUANTILES: Final = dict(sorted({**DECILES, "q25": 0.25, "q75": 0.75}.items(), key=lambda q: q[1]))
 """Measures that are quantiles of the clients' accuracy."""
 GAINS: Final = ("gain", "gain_ft")
-"""Columns of `Analysis.clients`: the gain of a client over `local`, and over `ft`."""
-MEASURES: Final = (
-    *("mean", "std", "worst", *QUANTILES),
-    *("gain", "gaining", "losing", "gain_ft", "gaining_ft", "losing_ft"),
+"""Columns of `Tables.clients`: the gain of a client over `local`, and over `ft`."""
+CLIENT_SCORES: Final = (
+    *("place", "client", "name", "train_size", "test_size", "method", "n"),
+    *("accuracy", "accuracy_std", "accuracy_low", "accuracy_high"),
+    *("gain", "gain_std", "gain_low", "gain_high"),
 )
-"""Measures of the clients of a run; see `Analysis.client_spread`."""
-FROM_MINUS_ONE: Final = GAINS
-"""Measures in [-1, 1]; the others are in [0, 1]."""
-
 UNIT: Final = SHARES | {
     *("gm", "pm_l", "pm_v", "auroc_mean", "average_precision_mean"),
     *("client_std", "trained_class_share"),
@@ -42,125 +28,97 @@ UNIT: Final = SHARES | {
 }
 """Metrics in [0, 1]."""
 
-Values = NDArray[np.float64]
-Limits = tuple[float, float] | None
-"""Smallest and largest value that a score can have."""
 
-
-def over_repetitions(
-    values: Values, overlap: float, limits: Sequence[Limits]
-) -> dict[str, NDArray[np.generic]]:
-    """Return the columns of OVER, each with K values.
+def scores_of(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of scores; see `Tables.scores`.
 
     Args:
-        values: Scores [R, K] of R repetitions; NaN where a repetition has none.
-        overlap: See `statistics.difference`.
-        limits: Limits of the K scores, at which their intervals end; None for scores without.
-
-    >>> found = over_repetitions(np.array([[0.6], [0.8], [np.nan]]), 0.0, [(0.0, 1.0)])
-    >>> [round(float(found[name][0]), 4) for name in OVER]
-    [2.0, 0.7, 0.1414, nan, nan]
+        comparison: The runs.
+        values: See `frame.values_of`.
     """
-    n = (~np.isnan(values)).sum(axis=0)
-    means, low, high = statistics.intervals(values, overlap)
-    std = np.full(values.shape[1], nan)
-    std[n > 1] = np.nanstd(values[:, n > 1], axis=0, ddof=1)
-    for k, ends in enumerate(limits):
-        if ends is not None:
-            low[k], high[k] = np.clip([low[k], high[k]], *ends)
-    return {"n": n, "mean": np.where(n > 0, means, nan), "std": std, "low": low, "high": high}
-
-
-def limits_of(metric: str) -> Limits:
-    """Return the limits of a metric; None for one that is no share.
-
-    >>> limits_of("macro_f1"), limits_of("accuracy@local"), limits_of("seconds")
-    ((0.0, 1.0), (0.0, 1.0), None)
-    """
-    return (0.0, 1.0) if metric.partition("@")[0] in UNIT else None
-
-
-def scores_of(comparison: Arrangement) -> pd.DataFrame:
-    """Return the table of scores; see `Analysis.scores`."""
-    frames = []
-    for place in comparison.places:
-        names = _metrics(comparison.at(place), comparison.columns)
-        overlap = comparison.sampling_at(place).overlap
-        for method in comparison.methods:
-            entries = comparison.at(place, method)
-            if entries:
-                values = np.array([[entry.score(name) for name in names] for entry in entries])
-                found = over_repetitions(values, overlap, [*map(limits_of, names)])
-                frames.append(
-                    pd.DataFrame({"place": place, "method": method, "metric": names, **found})
-                )
-    table = pd.concat(frames, ignore_index=True)
-    return table.loc[table["n"] > 0, list(SCORES)].reset_index(drop=True)
-
-
-def _metrics(entries: Sequence[Entry], columns: Sequence[str]) -> list[str]:
-    """Return the names of the scores of a place: the columns of its leaderboard come first."""
-    others = dict.fromkeys(
-        name
-        for entry in entries
-        for name, value in entry.test.items()
-        if isinstance(value, int | float)
-    )
-    return list(dict.fromkeys([*columns, *others, *PRICES]))
+    found = over_repetitions(values, ["place", "method", "metric"], "value", comparison.overlaps)
+    is_unit = found["metric"].str.partition("@")[0].isin(UNIT)
+    ends = found.loc[is_unit, ["low", "high"]].clip(0, 1)
+    found.loc[is_unit, ["low", "high"]] = ends
+    order = {name: k for k, name in enumerate(comparison.columns)}
+    found = found.assign(order=found["metric"].map(order).fillna(len(order)))
+    found = found.sort_values("order", kind="stable").drop(columns="order")
+    return in_order(found[found["n"] > 0], comparison)
 
 
 def client_spread_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of the spread of clients; see `Analysis.client_spread`.
+    """Return the table of the spread of clients; see `Tables.client_spread`.
 
     Args:
         comparison: The runs.
-        clients: See `Analysis.clients`.
+        clients: See `Tables.clients`.
     """
-    limits: list[Limits] = [(-1.0 if one in FROM_MINUS_ONE else 0.0, 1.0) for one in MEASURES]
-    frames = []
-    for (place, method), mine in clients.groupby(["place", "method"], sort=False):
-        values = np.array([_measures(one) for _, one in mine.groupby("repetition")])
-        found = over_repetitions(values, comparison.sampling_at(str(place)).overlap, limits)
-        frames.append(
-            pd.DataFrame({"place": place, "method": method, "measure": MEASURES, **found})
-        )
-    table = pd.concat(frames, ignore_index=True)
-    return table.loc[table["n"] > 0, list(CLIENT_SPREAD)].reset_index(drop=True)
-
-
-def _measures(clients: pd.DataFrame) -> list[float]:
-    """Return MEASURES of the clients of a run; NaN where there are none.
-
-    Clients without test samples have no accuracy.
-    """
-    accuracy = clients["accuracy"].dropna().to_numpy(float)
-    if not len(accuracy):
-        return [nan] * len(MEASURES)
-    gains: list[float] = []
-    for column in GAINS:
-        gain = clients[column].dropna().to_numpy(float)
-        gains += [gain.mean(), (gain > 0).mean(), (gain < 0).mean()] if len(gain) else [nan] * 3
-    levels = np.quantile(accuracy, list(QUANTILES.values()))
-    found = [accuracy.mean(), accuracy.std(), accuracy.min(), *levels, *gains]
-    return [float(value) for value in found]
+    groups = clients.groupby(list(RUN), sort=False)
+    accuracy = groups["accuracy"]
+    levels = (
+        accuracy.quantile(np.array([*QUANTILES.values()])).unstack().set_axis([*QUANTILES], axis=1)
+    )
+    measures = {"mean": accuracy.mean(), "std": accuracy.std(ddof=0), "worst": accuracy.min()}
+    measures |= {name: levels[name] for name in QUANTILES}
+    for gain in GAINS:
+        known, end = clients[gain].notna(), gain.removeprefix("gain")
+        measures[gain] = groups[gain].mean()
+        for name, is_so in (("gaining", clients[gain] > 0), ("losing", clients[gain] < 0)):
+            shares = clients.assign(share=is_so.where(known).astype(float))
+            measures[name + end] = shares.groupby(list(RUN), sort=False)["share"].mean()
+    rows = pd.DataFrame(measures).reset_index()
+    rows = rows.melt(list(RUN), var_name="measure").dropna(subset="value")
+    found = over_repetitions(rows, ["place", "method", "measure"], "value", comparison.overlaps)
+    lowest = np.where(found["measure"].isin(GAINS), -1.0, 0.0)
+    found = found.assign(**{end: found[end].clip(lowest, 1.0) for end in ("low", "high")})
+    return in_order(found, comparison)
 
 
 def client_scores_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of the scores of each client; see `Analysis.client_scores`.
+    """Return the table of the scores of each client; see `Tables.client_scores`.
 
     Args:
         comparison: The runs.
-        clients: See `Analysis.clients`.
+        clients: See `Tables.clients`.
     """
-    frames = [
-        _client_scores(comparison, place, mine, key)
-        for place in comparison.places
-        if len(mine := clients[clients["place"] == place])
-        if (key := _identity(comparison, place, mine)) is not None
-    ]
+    frames = []
+    for place in comparison.places:
+        mine = clients[clients["place"] == place]
+        key = _identity(comparison, place, mine) if len(mine) else None
+        if key is None:
+            continue
+        mine = mine.assign(who=mine[key])
+        about = mine.groupby("who").agg(
+            client=("client", "first"),
+            name=("name", "first"),
+            train_size=("train_size", "mean"),
+            test_size=("test_size", "mean"),
+        )
+        by = ["place", "method", "who"]
+        accuracy = score_over(mine, by, "accuracy", comparison, (0.0, 1.0))
+        gain = score_over(mine, by, "gain", comparison, (-1.0, 1.0)).drop(columns="n")
+        frames.append(accuracy.join(gain).reset_index().merge(about, on="who"))
     if not frames:
         return pd.DataFrame(columns=list(CLIENT_SCORES))
-    return pd.concat(frames, ignore_index=True)
+    return in_order(pd.concat(frames), comparison, "client")[list(CLIENT_SCORES)]
+
+
+def score_over(
+    rows: pd.DataFrame,
+    by: list[str],
+    score: str,
+    comparison: Arrangement,
+    limits: tuple[float, float],
+) -> pd.DataFrame:
+    """Return a score over repetitions; see `statistics.over_repetitions`.
+
+    Returns:
+        A table with the index `by` and the columns `n`, `SCORE`, `SCORE_std`, `SCORE_low` and
+        `SCORE_high`.
+    """
+    found = over_repetitions(rows, by, score, comparison.overlaps, limits).set_index(by)
+    ends = {end: f"{score}_{end}" for end in ("std", "low", "high")}
+    return found.rename(columns={"mean": score, **ends})
 
 
 def _identity(comparison: Arrangement, place: str, clients: pd.DataFrame) -> str | None:
@@ -179,40 +137,3 @@ def _identity(comparison: Arrangement, place: str, clients: pd.DataFrame) -> str
     run = ["method", "repetition", "name"]
     is_name = (clients["name"] != "").all() and not clients.duplicated(run).any()
     return "name" if is_name else None
-
-
-def _client_scores(
-    comparison: Arrangement, place: str, clients: pd.DataFrame, key: str
-) -> pd.DataFrame:
-    """Return the rows of CLIENT_SCORES of a place."""
-    about = (
-        clients.groupby(key, sort=True)
-        .agg(
-            client=("client", "first"),
-            name=("name", "first"),
-            train_size=("train_size", "mean"),
-            test_size=("test_size", "mean"),
-        )
-        .rename_axis(None)
-    )
-    overlap = comparison.sampling_at(place).overlap
-    frames = []
-    for number, (method, mine) in enumerate(clients.groupby("method", sort=False)):
-        columns: dict[str, NDArray[np.generic]] = {}
-        for score, ends in (("accuracy", (0.0, 1.0)), ("gain", (-1.0, 1.0))):
-            wide = mine.pivot(index="repetition", columns=key, values=score).reindex(
-                columns=about.index
-            )
-            found = over_repetitions(wide.to_numpy(float), overlap, [ends] * len(about))
-            columns |= {score: found["mean"], **suffixed(score, found)}
-            columns.setdefault("n", found["n"])
-        frames.append(about.assign(place=place, method=method, order=number, **columns))
-    rows = pd.concat(frames).sort_values(["client", "order"], kind="stable")
-    return rows[list(CLIENT_SCORES)].reset_index(drop=True)
-
-
-def suffixed(
-    score: str, found: Mapping[str, NDArray[np.generic]]
-) -> dict[str, NDArray[np.generic]]:
-    """Return deviation and interval of a score as columns that begin with its name."""
-    return {f"{score}_{name}": found[name] for name in ("std", "low", "high")}

@@ -157,11 +157,6 @@ def _across_tree(analysis: Analysis, across: Across) -> dict[str, Any]:
         "ranks": across.ranks.to_dict(),
         "places": across.places,
         **(tests if has_rank_claims(analysis) else dict.fromkeys(tests)),
-        "interquartile": {
-            name: [estimate.value, estimate.low, estimate.high]
-            for name, estimate in across.interquartile.items()
-        },
-        "profiles": records(across.profiles),
     }
 
 

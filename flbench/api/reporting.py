@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from flbench.analysis import blocks, text
+from flbench.analysis import blocks, frame, text
 from flbench.analysis import report as written
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import Analysis, analyse
@@ -19,6 +19,7 @@ from flbench.calls import arguments
 from flbench.comparison import archive
 from flbench.comparison.archive import Unpacked
 from flbench.comparison.collect import collect
+from flbench.core import files
 from flbench.core.errors import UserError
 from flbench.reports.tables import Block
 
@@ -68,13 +69,24 @@ class Comparison:
         return dict(self._analysis.comparison.kinds)
 
     @property
+    def long(self) -> pd.DataFrame:
+        """A row for each metric of each evaluation of each run, from which all tables are made.
+
+        Columns: `place`, `method`, `repetition`, `seed`; `split` (`validation`, `test` or
+        `common`), `deployment` (`personal` for the clients' own models), `metric`, `value`;
+        `round`; whether it is the `best` one by validation, and the `last` evaluated one;
+        `trainings` of clients, `bytes` of all clients and `seconds` until then; and the `path` of
+        the run folder.
+        """
+        return self._analysis.long.copy()
+
+    @property
     def leaderboard(self) -> pd.DataFrame:
         """A row for each method of each place, best first.
 
         Columns: `place` and `method`; `n`, the number of runs; `mean` of the metric over the runs,
         with the ends `low` and `high` of its 95 % interval; its standard deviation `std` between
-        repetitions; interquartile mean `iqm` with
-        `iqm_low` and `iqm_high`; `rank`, 1 for the largest mean, NaN for a method that lacks
+        repetitions; `rank`, 1 for the largest mean, NaN for a method that lacks
         repetitions; `groups`, letters: two methods
         without a common letter differ significantly; `last`, the mean of the metric after the last
         round; means of the other metrics that `report` was
@@ -105,9 +117,8 @@ class Comparison:
         `corrected` (corrected resampled t-test, for other samples of the same kind), `wilcoxon`;
         `probability`, the share of repetitions in which the first method is better. For differences
         that are not significant: `needed`, the number of repetitions to see the difference with a
-        probability of 80 %, with the ends `needed_low` and `needed_high` of an 80 % interval, NaN
-        for more than 1,000; and `floor`, the difference below which no number of repetitions
-        suffices. `bytes`, `seconds` and metrics of which neither more nor less is better are not
+        probability of 80 %, NaN for more than 1,000, and where repetitions are not independent.
+        `bytes`, `seconds` and metrics of which neither more nor less is better are not
         tested.
         """
         return self._analysis.pairs.copy()
@@ -281,6 +292,7 @@ def report(
     target: str | float | Iterable[float] | None,
     *,
     force: bool,
+    long: str | PathLike[str] | None,
 ) -> Comparison:
     """Carry out a call of `fl.report`."""
     found = collect(_paths(runs))
@@ -295,7 +307,16 @@ def report(
         notes=found.notes,
         reference=found.reference,
     )
-    return Comparison(analyse(comparison), found.unpacked)
+    tables = analyse(comparison)
+    if long is not None:
+        file = arguments.path_of(long, "long")
+        try:
+            files.write(file, frame.csv_of(tables.long).encode())
+        except OSError as error:
+            raise UserError(
+                f"{file} cannot be written ({error.strerror or error}). Name another file."
+            ) from error
+    return Comparison(tables, found.unpacked)
 
 
 def pack(runs: Source | Sequence[Source], file: str | PathLike[str]) -> Path:

@@ -236,6 +236,7 @@ def report(
     baseline: str | None = None,
     target: str | float | Iterable[float] | None = None,
     force: bool = False,
+    long: "AnyPath | None" = None,
 ) -> "Comparison":
     """Compare finished runs, as `flbench report` does.
 
@@ -256,6 +257,8 @@ def report(
             wanted: rounds, bytes and seconds until a method reaches it (default:
             `evaluation.target_accuracy`, if the runs have it).
         force: Whether to compare runs that are not comparable, with a warning that says why.
+        long: CSV file to write with a row for each metric of each evaluation of each run, for other
+            programs; see `Comparison.long`.
 
     Returns:
         The report, as tables and sentences; its method `write` makes the files.
@@ -267,4 +270,4 @@ def report(
     """
     from flbench.api import reporting
 
-    return reporting.report(runs, metric, baseline, target, force=force)
+    return reporting.report(runs, metric, baseline, target, force=force, long=long)

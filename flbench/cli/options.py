@@ -24,6 +24,7 @@ METAVARS: Final = {
     "format": "FORMAT",
     "gpus_per_trial": "SHARE",
     "grid": "KEY=VALUE,VALUE",
+    "long": "FILE",
     "keys": "KEY[,KEY ...]",
     "normalize_by": "FILE",
     "out": "DIR",

@@ -26,20 +26,21 @@ def report(
         paths: Folders of runs, comparisons and studies, or folders above them.
         out: Folder of the report; by default that of the comparison, the folder `report` of a
             study or, with further arguments, of a comparison, or `report` in the current folder.
-        asked: Further arguments of `flbench.api.reporting.report`.
+        asked: Further arguments of `fl.report`.
         as_json: Whether to print the report as JSON.
 
     Raises:
-        UserError: See `flbench.api.reporting.report`.
+        UserError: See `fl.report`.
         DataError: A file in a folder is damaged.
     """
-    from flbench.api import reporting
+    from flbench.api import verbs
 
     if missing := [path for path in paths if not path.exists()]:
         raise UserError(f"{missing[0]} does not exist.")
-    found = reporting.report(list(paths), **asked)
-    defaults = signature(reporting.report).parameters
-    is_own = all(value in (None, defaults[name].default) for name, value in asked.items())
+    found = verbs.report(list(paths), **asked)
+    defaults = signature(verbs.report).parameters
+    others = {name: value for name, value in asked.items() if name != "long"}
+    is_own = all(value in (None, defaults[name].default) for name, value in others.items())
     folder = found.write(_folder(paths, is_own=is_own) if out is None else out)
     print_report(found, folder, as_json=as_json)
 

@@ -58,11 +58,7 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
             run_tables.print_runs(runs)
     if runs and picture is not None:
         apart = differences(runs)
-        labels = [apart.label(index) for index in range(len(runs))]
-        curves = [
-            (f"{run.summary['algorithm']}{label and f' ({label})'}", run.rows)
-            for run, label in zip(runs, labels, strict=True)
-        ]
+        curves = [(apart.label(k), run.rows) for k, run in enumerate(runs)]
         chosen = {run.config.evaluation.best for run in runs}
         if len(chosen) > 1:
             errors.append(
@@ -79,12 +75,15 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
 
 def _runs(runs: Sequence[reading.StoredRun]) -> list[dict[str, Any]]:
     """Return what `--json` prints of runs, in the order of the arguments."""
-    apart = differences(runs).values if runs else {}
+    if not runs:
+        return []
+    apart = differences(runs)
     return [
         {
             "path": str(run.path),
             "finished": run.finished,
-            "settings": {key: values[k] for key, values in apart.items()},
+            "method": apart.methods[k],
+            "settings": {key: values[k] for key, values in apart.values.items()},
             **run.summary,
         }
         for k, run in enumerate(runs)

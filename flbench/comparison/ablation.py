@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from flbench.analysis.arrangement import METHOD
 from flbench.comparison.design import DEFAULTS, FIXED, SECTION, Design, LabelledLayer
 from flbench.config.key_types import choices_of
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_values, leaves, merge
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.results.differences import short_names, text_of
+from flbench.results.differences import METHOD, short_names, text_of
 
 ORIGIN: Final = "ablation"  # of the value in which a variant differs from the method
 

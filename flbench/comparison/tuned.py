@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from flbench.analysis.arrangement import SECTIONS, WITHOUT
 from flbench.comparison.design import Design, LabelledLayer
 from flbench.config import trust
 from flbench.config.schema import Config
@@ -14,7 +13,7 @@ from flbench.core.errors import ConfigError
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.results import reading, study_folder
-from flbench.results.differences import text_of
+from flbench.results.differences import SECTIONS, WITHOUT, text_of
 from flbench.results.study_folder import PERSONAL, StoredStudy, Trial
 
 COMPARED: Final = (*SECTIONS, "algorithm.", "engine.precision")

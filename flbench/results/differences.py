@@ -1,153 +1,325 @@
-"""How the configurations of several runs differ."""
+"""What tells runs apart: their methods, their settings and their seeds.
+
+- Runs of one *method* have the same `algorithm.name`, keys of the method, local optimizer and loss
+  terms. Where runs of one `algorithm.name` differ in them, the method's label names the values,
+  such as `hfcd tau=1`.
+- A *setting* is everything else that results depend on, but the seeds. Runs on different samples
+  have different settings, also if their configurations are equal.
+- Runs of one setting with the same two seeds, of the training and of the partition, are paired.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from flbench.config.sources import leaves
+from flbench.core.documents import read_json
 from flbench.results.reading import StoredRun
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SECTIONS: Final = ("data.", "partition.", "shift.", "model.", "train.")
-ALONE: Final = ("seed", "engine.precision", "evaluation.rare")
-WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path")  # where files are
-DATA, PARTITION, SAMPLES = "data", "partition", "samples"
+ALONE: Final = ("engine.precision", "evaluation.every", "evaluation.rare", "evaluation.metrics")
+WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path", "partition.seed")
+METHOD: Final = ("algorithm.", "train.optimizer.", "train.schedule.", "train.terms")
+"""Keys that belong to a method: they may differ between methods that are compared."""
+DATA, SAMPLES = "data", "samples"
+"""What stands for the name of the data set, and for the hash of its samples."""
 SEEDS: Final = ("seed", "partition.seed")
-"""Keys in which repetitions differ, over which `flbench report` compares methods."""
 SOURCE: Final = "algorithm.source"
 """Where a method that is not flbench's own is imported from. Runs of one source, which has a hash,
 do not differ by it."""
-CODE: Final = "algorithm.sha256"
-"""Hash of the source of a method that is not flbench's own."""
-TUNED: Final = ("train.optimizer.", "train.schedule.")
-"""The local optimizer. Each method needs its own learning rate, which the search spaces of flbench
-contain, so runs that differ in these keys can be compared; those that differ in rounds, local
-epochs or batches cannot."""
+MISSING: Final = "-"  # the value of a key that a configuration lacks
 SHORTEST_HASH: Final = 6  # digits
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Differences:
-    """What tells runs apart, besides their methods.
+    """What tells runs apart; see `differences`.
 
     Attributes:
-        values: Value of each run as text, by configuration key. `data` stands for the name of the
-            data set, `partition` for the beginning of the partition's hash if no key explains that
-            it differs, and `samples` for that of the data set's hash if it differs between runs
-            whose keys of the section `data` are equal.
-        setting: Those of these names that belong to the setting which a comparison of methods holds
-            fixed.
-        tuned: Those of these names that belong to the local optimizer, if runs of several methods
-            differ in them: each method may have been tuned. The remaining names are keys of methods
-            in which runs of one method differ.
+        runs: The runs.
+        configurations: Values as text, runs x dotted keys; NaN for keys that a run lacks.
+        methods: Label of the method of each run.
+        settings: Values of the settings as text, runs x names: `data`, which is the name of the
+            data set, dotted keys, and `samples` if runs whose keys are equal have other samples.
+        divided: A sentence about each setting whose runs have other samples.
     """
 
-    values: dict[str, tuple[str, ...]]
-    setting: tuple[str, ...]
-    tuned: tuple[str, ...] = ()
+    runs: tuple[StoredRun, ...]
+    configurations: "pd.DataFrame"
+    methods: tuple[str, ...]
+    settings: "pd.DataFrame"
+    divided: tuple[str, ...] = ()
+
+    @cached_property
+    def setting_of(self) -> list[int]:
+        """Number of the setting of each run, from 0."""
+        return _numbers(self.settings)
+
+    @property
+    def differing(self) -> list[str]:
+        """The names in which the settings differ."""
+        return [name for name in map(str, self.settings) if self.settings[name].nunique() > 1]
+
+    @property
+    def labels(self) -> list[str]:
+        """Label of the setting of each run: the data set, and keys that tell the settings apart.
+
+        Keys that differ along with others, such as the net that belongs to a data set, are left
+        out.
+        """
+        keys: list[str] = []
+        kinds = 1
+        for key in self.differing:
+            if (more := len(self.settings[[*keys, key]].drop_duplicates())) > kinds:
+                keys, kinds = [*keys, key], more
+        short = short_names(keys)
+        texts = {key: short_hashes(self.settings[key]) for key in keys}
+        return [
+            ", ".join([data, *(f"{short[key]}={texts[key][k]}" for key in keys if key != DATA)])
+            for k, data in enumerate(self.settings[DATA])
+        ]
+
+    @property
+    def values(self) -> dict[str, list[str]]:
+        """What differs between the runs besides their methods, by name: a text for each run."""
+        found = {name: short_hashes(self.settings[name]) for name in self.differing}
+        seeds = list(zip(*map(seeds_of, self.runs), strict=True))
+        partition, seed = ([str(value) for value in column] for column in seeds)
+        found |= {"seed": seed} if len({*seed}) > 1 else {}
+        if len({*partition}) > 1 and partition != seed:
+            found["partition.seed"] = partition
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about samples that differ, and about local optimizers that do."""
+        own = ("train.optimizer.", "train.schedule.")
+        found = self.configurations[
+            [key for key in map(str, self.configurations) if key.startswith(own)]
+        ]
+        kinds = found.nunique(dropna=False)
+        if kinds.max() == 1 or self.configurations["algorithm.name"].nunique() == 1:
+            return [*self.divided]
+        names = ", ".join(kinds.index[kinds > 1])
+        return [
+            *self.divided,
+            f"The methods were trained with different values of {names}. The comparison is fair if"
+            " each method's values were chosen on validation parts with equal effort, as `flbench"
+            " tune` does.",
+        ]
 
     @property
     def warnings(self) -> list[str]:
         """Sentences that say what the differences mean for a comparison of the methods."""
-        sentences = []
-        if SAMPLES in self.setting:
-            sentences.append(
-                "the data set has the same name, but not the same samples in all runs (`samples` is"
-                " the beginning of their SHA-256 in partition.json). Train the runs on one copy of"
-                " the data."
-            )
-        if setting := [name for name in self.setting if name not in SEEDS]:
-            sentences.append(
-                f"the runs differ in {', '.join(setting)}: those with different values are not"
-                " comparable. `flbench report` compares methods where the values are equal."
-            )
-        if self.tuned:
-            sentences.append(
-                f"the methods were trained with different values of {', '.join(self.tuned)}. The"
-                " comparison is fair if each method's values were chosen by validation parts with"
-                " equal effort, as `flbench tune` does."
-            )
-        return sentences
+        reason = self.reason
+        apart = [] if reason is None else [f"These runs are not comparable: {reason}."]
+        return [*self.notes, *apart]
 
     def label(self, index: int) -> str:
-        """Return the values of one run as text, such as `alpha=0.1, seed=1`; "" without any.
-
-        Keys are shortened to their last part unless that stands for another key too.
-
-        >>> Differences({"seed": ("1", "2"), "partition.seed": ("0", "7")}, ()).label(1)
-        'seed=2, partition.seed=7'
-        """
+        """Return the method of a run, and what else tells it apart, as text."""
         names = short_names(self.values)
-        return ", ".join(f"{names[key]}={texts[index]}" for key, texts in self.values.items())
+        own = ", ".join(f"{names[key]}={texts[index]}" for key, texts in self.values.items())
+        return f"{self.methods[index]} ({own})" if own else self.methods[index]
+
+    @cached_property
+    def reason(self) -> str | None:
+        """Why methods cannot be compared over these runs, in words; None if they can."""
+        if (found := self.strangers) is not None:
+            values = {str(name): self.settings[name].iloc[[*found]] for name in self.settings}
+            name = next(name for name, pair in values.items() if pair.nunique() > 1)
+            return self._apart(name, found, short_hashes(values[name]))
+        hashes = [str(run.summary.get("partition_hash", MISSING)) for run in self.runs]
+        groups = list(zip(self.setting_of, map(seeds_of, self.runs), strict=True))
+        if (found := _first_apart(hashes, groups)) is not None:
+            what = "partition (same keys and seeds, so the data differ)"
+            return self._apart(what, found, [hashes[k][:12] for k in found])
+        versions = [version_of(provenance(run)) for run in self.runs]
+        if (found := _first_apart(versions, [0] * len(versions))) is not None:
+            return self._apart("version of flbench", found, [versions[k] for k in found])
+        return None
+
+    @cached_property
+    def strangers(self) -> tuple[int, int] | None:
+        """The positions of runs of two methods that share no setting; None if all share one."""
+        held: dict[str, set[int]] = {}
+        for method, number in zip(self.methods, self.setting_of, strict=True):
+            held.setdefault(method, set()).add(number)
+        for first, mine in held.items():
+            for second, other in held.items():
+                if not mine & other:
+                    return self.methods.index(first), self.methods.index(second)
+        return None
+
+    def _apart(self, what: str, pair: tuple[int, int], values: Sequence[str]) -> str:
+        """Return a sentence about what two runs differ in, with the values of both."""
+        one, other = (self.runs[k].path for k in pair)
+        return f"they differ in {what}: {values[0]} and {values[1]}, in {one} and {other}"
 
 
-def differences(runs: Sequence[StoredRun]) -> Differences:
+def differences(
+    runs: Sequence[StoredRun],
+    labels: Mapping[Path, str] | None = None,
+    shown: Mapping[Path, str] | None = None,
+) -> Differences:
     """Compare the configurations of runs.
-
-    Keys of a method are compared between the runs of that method, and keys of a net if all runs
-    have them. Keys that results do not depend on, such as the engine, and how often models were
-    evaluated are left out.
 
     Args:
         runs: The runs, at least one.
+        labels: Label of the method by run folder, for runs whose method is known by another name
+            than its keys.
+        shown: Name for users by run folder, for runs of archives.
     """
-    values = _differing([_setting(run) for run in runs])
-    if values.get("partition.seed") == values.get("seed"):  # its default
-        values.pop("partition.seed", None)
-    hashes = [str(run.summary.get("partition_hash", "")) for run in runs]
-    explained = any(key == "seed" or key.startswith((DATA, PARTITION)) for key in values)
-    if len(set(hashes) - {""}) > 1 and not explained:
-        values[PARTITION] = tuple(text[:8] for text in hashes)
-    if has_other_samples(runs):
-        values[SAMPLES] = tuple(short_hashes([run.data_hash or "-" for run in runs]))
-    optimizer = [key for key in values if key.startswith(TUNED)]
-    setting = tuple(key for key in values if key not in optimizer)
-    methods = {run.config.algorithm.name for run in runs}
-    tuned = tuple(optimizer) if len(methods) > 1 else ()
-    keys = [leaves(run.config.algorithm.model_dump(mode="json"), "algorithm.") for run in runs]
-    for tree in keys:
-        tree.pop(SOURCE, None)
-    for method in dict.fromkeys(tree["algorithm.name"] for tree in keys):
-        for key in _differing([tree for tree in keys if tree["algorithm.name"] == method]):
-            values[key] = tuple(short_hashes([text_of(tree.get(key)) for tree in keys]))
-    return Differences(values, setting, tuned)
+    import pandas as pd
+
+    trees = [leaves(run.config.tree()) for run in runs]
+    texts = [{key: text_of(value) for key, value in tree.items()} for tree in trees]
+    configurations = pd.DataFrame(texts).drop(columns=SOURCE, errors="ignore")
+    methods = _methods(runs, trees, configurations, labels or {})
+    keys = [
+        key
+        for key in map(str, configurations)
+        if key.startswith((*ALONE, *SECTIONS)) and key not in WITHOUT and not key.startswith(METHOD)
+    ]
+    settings = configurations[keys].fillna(MISSING)
+    settings.insert(0, DATA, [run.summary["dataset"] for run in runs])
+    settings[SAMPLES] = [run.data_hash or MISSING for run in runs]
+    divided = []
+    for _, mine in settings.groupby(_numbers(settings.drop(columns=SAMPLES)), sort=False):
+        known = mine.loc[mine[SAMPLES] != MISSING, SAMPLES].drop_duplicates()
+        if len(known) < 2:
+            settings.loc[mine.index, SAMPLES] = MISSING
+            continue
+        paths = [(shown or {}).get(runs[k].path, runs[k].path) for k in known.index]
+        where = [f"{a} in {b}" for a, b in zip(short_hashes(known), paths, strict=True)]
+        divided.append(
+            f"The samples of {mine[DATA].iloc[0]} differ between runs whose configurations name"
+            f" the same data: SHA-256 {', '.join(where)}. These runs are neither paired nor tested"
+            " against each other. Train them on one copy of the data."
+        )
+    if not divided:
+        settings = settings.drop(columns=SAMPLES)
+    return Differences(tuple(runs), configurations, tuple(methods), settings, tuple(divided))
 
 
-def has_other_samples(runs: Sequence[StoredRun]) -> bool:
-    """Return whether two runs with equal keys of the section `data` have different samples.
+def _numbers(table: "pd.DataFrame") -> list[int]:
+    """Return a number for each row, from 0, which is that of the rows with the same values."""
+    numbers: dict[tuple[str, ...], int] = {}
+    rows = table.itertuples(index=False, name=None)
+    return [numbers.setdefault(row, len(numbers)) for row in rows]
 
-    Runs without a hash of their samples do not count.
 
-    Args:
-        runs: The runs.
+def _methods(
+    runs: Sequence[StoredRun],
+    trees: Sequence[Mapping[str, Any]],
+    configurations: "pd.DataFrame",
+    labels: Mapping[Path, str],
+) -> list[str]:
+    """Return the label of each run's method: its name, and the keys in which its runs differ.
+
+    Runs whose label is given do not count.
     """
-    hashes: dict[str, str] = {}
-    for run in runs:
-        if run.data_hash is not None:
-            about = {key: value for key, value in _setting(run).items() if key.startswith(DATA)}
-            if hashes.setdefault(repr(about), run.data_hash) != run.data_hash:
-                return True
-    return False
+    names = configurations["algorithm.name"]
+    unnamed = configurations[[run.path not in labels for run in runs]]
+    keys = [key for key in map(str, configurations) if key.startswith(METHOD)]
+    of = {}
+    for name, mine in unnamed.groupby(names, sort=False):
+        differing = [key for key in keys if mine[key].nunique(dropna=False) > 1]
+        of[name] = short_names(differing)
+    found = []
+    for run, tree, name in zip(runs, trees, names, strict=True):
+        short = of.get(name, {})
+        own = [f"{short[key]}={_method_text(tree[key])}" for key in tree if key in short]
+        values = ", ".join(own)
+        found.append(labels.get(run.path, f"{name} {values}".strip()))
+    return found
 
 
-def _setting(run: StoredRun) -> dict[str, Any]:
-    """Return the keys of the setting of a run, and `data`, the name of its data set."""
-    kept = {
-        key: value
-        for key, value in leaves(run.config.tree()).items()
-        if key in ALONE or (key.startswith(SECTIONS) and key not in WITHOUT)
-    }
-    return {DATA: run.summary["dataset"], **kept}
+def _method_text(value: Any) -> str:
+    """Return a value as text; the list of loss terms as their names.
+
+    >>> _method_text(0.1), _method_text([{"name": "focal", "gamma": 2.0}]), _method_text([])
+    ('0.1', 'focal', 'none')
+    """
+    if isinstance(value, list):
+        names = [str(item["name"]) if isinstance(item, dict) else str(item) for item in value]
+        return "+".join(names) or "none"
+    text = text_of(value)
+    return text[:8] if _SHA256.fullmatch(text) else text
 
 
-def _differing(trees: Sequence[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Return the values, as text, of the keys that all dicts have with different values."""
-    return {
-        key: tuple(short_hashes([text_of(tree[key]) for tree in trees]))
-        for key in differing_keys(trees)
-        if all(key in tree for tree in trees)
-    }
+def _first_apart(values: Sequence[str], groups: Sequence[Any]) -> tuple[int, int] | None:
+    """Return the positions of the first value that is not that of the first one of its group."""
+    first: dict[Any, int] = {}
+    for k, (value, group) in enumerate(zip(values, groups, strict=True)):
+        if value != values[first.setdefault(group, k)]:
+            return first[group], k
+    return None
+
+
+def seeds_of(run: StoredRun) -> tuple[int, int]:
+    """Return the seed of the partition and the seed of everything else of a run."""
+    own = run.config.partition.seed
+    return run.config.seed if own is None else own, run.config.seed
+
+
+def provenance(run: StoredRun) -> Mapping[str, Any]:
+    """Return the content of a run's provenance.json; empty if there is none."""
+    file = run.path / "provenance.json"
+    return read_json(file) if file.is_file() else {}
+
+
+def version_of(origin: Mapping[str, Any]) -> str:
+    """Return the version of flbench in a provenance.json, with its Git revision."""
+    return f"{origin.get('flbench', '-')} ({origin.get('git_revision') or 'no Git revision'})"
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Return the last part of each dotted key, or the key if that stands for another key too.
+
+    >>> short_names(["partition.alpha", "partition.seed"])
+    {'partition.alpha': 'alpha', 'partition.seed': 'partition.seed'}
+    """
+    parts = {key: key.rpartition(".")[2] for key in keys}
+    last = [*parts.values(), "seed"]
+    return {key: key if last.count(part) > 1 else part for key, part in parts.items()}
+
+
+def short_hashes(texts: Iterable[str]) -> list[str]:
+    """Return texts in which SHA-256 hashes are cut to the shortest beginnings that differ.
+
+    The beginnings have at least six digits. Other texts do not change.
+
+    >>> short_hashes(["ab" * 32, "-", "ab" * 3 + "c" * 58, "ab" * 32])
+    ['abababa', '-', 'abababc', 'abababa']
+    """
+    given = list(texts)
+    hashes = {text for text in given if _SHA256.fullmatch(text)}
+    length = next(
+        n for n in range(SHORTEST_HASH, 65) if len({text[:n] for text in hashes}) == len(hashes)
+    )
+    return [text[:length] if text in hashes else text for text in given]
+
+
+def text_of(value: Any) -> str:
+    """Return a value of a configuration as text.
+
+    >>> text_of(0.1), text_of([0.6, 0.2, 0.2]), text_of(None), text_of(True)
+    ('0.1', '0.6,0.2,0.2', '-', 'true')
+    """
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(text_of, value)) if isinstance(value, list) else str(value)
 
 
 def differing_keys(trees: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -167,46 +339,3 @@ def differing_keys(trees: Sequence[Mapping[str, Any]]) -> list[str]:
         if any(value != values[0] for value in values):
             found.append(key)
     return found
-
-
-def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Return the last part of each dotted key, or the key if that stands for another key too.
-
-    >>> short_names(["partition.alpha", "partition.seed"])
-    {'partition.alpha': 'alpha', 'partition.seed': 'partition.seed'}
-    """
-    parts = {key: key.rpartition(".")[2] for key in keys}
-    last = list(parts.values())
-    return {
-        key: key if part in ALONE or last.count(part) > 1 else part for key, part in parts.items()
-    }
-
-
-def short_hashes(texts: Sequence[str]) -> list[str]:
-    """Return texts in which SHA-256 hashes are cut to the shortest beginnings that differ.
-
-    The beginnings have at least six digits. Other texts do not change.
-
-    >>> short_hashes(["ab" * 32, "-", "ab" * 3 + "c" * 58, "ab" * 32])
-    ['abababa', '-', 'abababc', 'abababa']
-    """
-    hashes = {text for text in texts if _SHA256.fullmatch(text)}
-    length = next(
-        n for n in range(SHORTEST_HASH, 65) if len({text[:n] for text in hashes}) == len(hashes)
-    )
-    return [text[:length] if text in hashes else text for text in texts]
-
-
-def text_of(value: Any) -> str:
-    """Return a value of a configuration as text.
-
-    >>> text_of(0.1), text_of([0.6, 0.2, 0.2]), text_of(None), text_of(True)
-    ('0.1', '0.6,0.2,0.2', '-', 'true')
-    """
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    return ",".join(map(text_of, value)) if isinstance(value, list) else str(value)

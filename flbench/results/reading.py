@@ -16,7 +16,6 @@ from flbench.core.own_names import as_written
 from flbench.core.text import read_cell
 from flbench.core.wording import how_to_resume
 from flbench.metrics import names as metric_names
-from flbench.metrics.names import are_balanced
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import (
@@ -183,15 +182,23 @@ class StoredRun:
                     f" {row.round} is {row.value}, which is no share). {CURE}"
                 )
 
-    @property
-    def has_rare_classes(self) -> bool:
-        """Whether per_class.csv marks rare classes of a data set that is not balanced.
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        """Test metrics of the deployed models at the best round by validation.
 
-        A run marks none of a balanced one; archives of the board have marks of balanced classes.
+        Those of rare classes are left out where no class is rare.
         """
-        lines = [line for line in self.classes if line["moment"] == "last"]
-        marked = any(line["rare"] == "1" for line in lines)
-        return marked and not are_balanced([int(line["train_support"]) for line in lines])
+        return {
+            name: float(value)
+            for name, value in self.summary["best"]["test"].items()
+            if isinstance(value, int | float)
+            and (name not in metric_names.RARE or self.has_rare_classes)
+        }
+
+    @cached_property
+    def has_rare_classes(self) -> bool:
+        """Whether per_class.csv marks rare classes."""
+        return bool(self.class_table("last")["rare"].any())
 
 
 def check_run_folder(path: Path) -> None:

@@ -12,8 +12,10 @@ from flbench.results.reading import StoredRun
 
 def run(*overrides: str, data_hash: str | None = None) -> StoredRun:
     config, _ = resolve([from_overrides(overrides)])
-    summary = {"dataset": "digits", "partition_hash": "0" * 64}
-    return StoredRun(Path(), config, summary, [], [], finished=True, data_hash=data_hash)
+    summary = {"dataset": "digits", "partition_hash": f"{config.seed:064x}"}
+    return StoredRun(
+        Path("-".join(overrides)), config, summary, [], [], finished=True, data_hash=data_hash
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,45 +29,47 @@ def run(*overrides: str, data_hash: str | None = None) -> StoredRun:
 def test_local_optimizer_is_tuned_for_each_method(changed):
     apart = differences([run("algorithm=fedavg"), run("algorithm=fedper", *changed)])
 
-    assert apart.setting == ()
-    assert set(apart.tuned) == set(apart.values)
-    assert apart.tuned
+    assert (apart.values, apart.reason) == ({}, None)
     [sentence] = apart.warnings
-    assert "not comparable" not in sentence
-    assert all(key in sentence for key in apart.tuned)
+    assert all(key.partition("=")[0] in sentence for key in changed)
 
 
 def test_repetitions_need_no_warning():
-    apart = differences([run("algorithm=fedavg", f"seed={seed}") for seed in (0, 1)])
+    """Runs of a comparison differ in their seeds, as in its report."""
+    runs = [run(f"algorithm={name}", f"seed={k}") for name in ("fedavg", "hfcd") for k in (0, 1)]
 
-    assert apart.values == {"seed": ("0", "1")}
+    apart = differences(runs)
+
+    assert apart.values == {"seed": ["0", "1", "0", "1"]}
+    assert apart.methods == ("fedavg", "fedavg", "hfcd", "hfcd")
     assert apart.warnings == []
+    assert apart.label(3) == "hfcd (seed=1)"
 
 
-def test_optimizer_of_one_method_needs_no_warning():
+def test_optimizer_of_one_method_names_its_variants():
     apart = differences([run("algorithm=fedavg"), run("algorithm=fedavg", "train.optimizer.lr=1")])
 
-    assert apart.values == {"train.optimizer.lr": ("0.01", "1")}
-    assert apart.warnings == []
+    assert apart.methods == ("fedavg lr=0.01", "fedavg lr=1")
+    assert (apart.values, apart.warnings) == ({}, [])
 
 
 @pytest.mark.parametrize("key", ["train.rounds=7", "train.local_epochs=1", "train.batch_size=8"])
 def test_amount_of_training_is_part_of_the_setting(key):
     first, second = run("algorithm=fedavg"), run("algorithm=fedper", "train.optimizer.lr=1", key)
 
-    setting, tuned = differences([first, second]).warnings
+    apart = differences([first, second])
 
-    assert key.partition("=")[0] in setting
-    assert "train.optimizer.lr" in tuned
+    assert key.partition("=")[0] in apart.reason
+    assert "train.optimizer.lr" in apart.warnings[0]
 
 
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        ({}, {"data_hash": "b" * 64}, ("aaaaaa", "bbbbbb")),
+        ({}, {"data_hash": "b" * 64}, ["aaaaaa", "bbbbbb"]),
         ({}, {"data_hash": "a" * 64}, None),
-        ({}, {}, None),  # a run of an earlier version
-        ({"keys": ("seed=1",)}, {"data_hash": "b" * 64}, ("aaaaaa", "bbbbbb")),
+        ({}, {}, None),  # a run without a hash of its samples
+        ({"keys": ("seed=1",)}, {"data_hash": "b" * 64}, ["aaaaaa", "bbbbbb"]),
         ({"keys": ("data.label=a",)}, {"data_hash": "b" * 64}, None),  # the key explains it
     ],
 )
@@ -75,4 +79,4 @@ def test_samples_that_no_key_explains_are_named(first, second, expected):
     apart = differences(runs)
 
     assert apart.values.get("samples") == expected
-    assert ("samples" in apart.setting) == (expected is not None)
+    assert bool(apart.divided) == (expected is not None)

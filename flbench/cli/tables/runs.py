@@ -102,7 +102,7 @@ def _comparison(runs: Sequence[StoredRun], apart: Differences) -> Table:
     for index, (run, test) in enumerate(zip(runs, tests, strict=True)):
         summary, sent = run.summary, run.summary["communication"]
         table.add_row(
-            summary["algorithm"],
+            apart.methods[index],
             *(values[index] for values in settings.values()),
             f"{summary['best']['round']}/{ended_after(summary)}",
             *(score(test.get(name), has_classes=run.config.has_classes) for name in shown),
