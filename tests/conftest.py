@@ -185,7 +185,7 @@ def _no_mirror(request, monkeypatch):
     """
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     if request.node.get_closest_marker("mlflow") is None:
-        monkeypatch.setattr("flbench.tracking.mlflow_store.installed", lambda: False)
+        monkeypatch.setattr("flbench.tracking.store.installed", lambda: False)
 
 
 def _mark_all_but_one_as_full(items):

@@ -31,7 +31,7 @@ from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.reports.terminal import open_console
 from flbench.tracking import mirror
-from flbench.tracking.mlflow_store import NamedBy
+from flbench.tracking.store import NamedBy
 from flbench.workers.pool import LostError
 
 OUT: Final = Path("comparisons")

@@ -21,7 +21,7 @@ from flbench.core.registry import ALGORITHMS
 from flbench.core.system_errors import as_flbench_errors
 from flbench.results import study_folder
 from flbench.tracking import mirror
-from flbench.tracking.mlflow_store import NamedBy
+from flbench.tracking.store import NamedBy
 from flbench.tuning.failures import search_failure
 from flbench.tuning.request import require_ray_tune
 from flbench.workers import fork_server

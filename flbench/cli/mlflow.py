@@ -7,9 +7,10 @@ from typing import Any
 from flbench.cli import console
 from flbench.core.errors import UserError
 from flbench.reports.terminal import Silence
-from flbench.tracking import follow, mlflow_ui
+from flbench.tracking import follow
+from flbench.tracking import ui as mlflow_ui
 from flbench.tracking.follow import Synced
-from flbench.tracking.mlflow_run import SentCounts
+from flbench.tracking.send import SentCounts
 
 
 def sync(paths: Sequence[Path], uri: str | None, *, as_json: bool) -> None:

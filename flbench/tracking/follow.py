@@ -14,35 +14,31 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
-from flbench.comparison.folder import is_cell, is_comparison, read_design
+from flbench.comparison.folder import is_cell, is_comparison
 from flbench.core import files
-from flbench.core.documents import as_data_error, read_yaml
 from flbench.core.errors import DataError, UserError
-from flbench.core.text import HTTP, one_line, redact_address
+from flbench.core.text import HTTP, one_line
 from flbench.core.wording import in_shell
-from flbench.tracking import mlflow_errors, mlflow_store
+from flbench.results.study_folder import is_study
+from flbench.tracking import errors, store
 from flbench.tracking.mirror import NOT_SENT, REFUSED, Outcome
-from flbench.tracking.mirror_comparison import CellMirror, ComparisonMirror
-from flbench.tracking.mirror_run import RunMirror
-from flbench.tracking.mirror_study import StudyMirror
-from flbench.tracking.mlflow_run import SentCounts
-from flbench.tracking.mlflow_store import NamedBy, Store
-from flbench.tracking.mlflow_uploads import NotStoredError
+from flbench.tracking.send import NotSentError, Sender, SentCounts
+from flbench.tracking.store import Address, NamedBy, Store
+from flbench.tracking.tree import tracking_of
 
 PAUSE: Final = 1.0  # seconds between two looks at the folder
-MAX_PAUSE: Final = 60.0  # seconds between two attempts while the store cannot be reached
+MAX_PAUSE: Final = 60.0  # seconds between two attempts while something cannot be sent
+SHARE: Final = 10.0  # a look that takes a second is followed by a pause of ten
 NICENESS: Final = 15  # the training process has priority
 EXIT_FAILED: Final = 3
 END_SECONDS: Final = 8.0
 """Seconds in which a store that is away after the writing process has ended is tried again."""
 SYNC_SETTINGS: Final = {
-    mlflow_store.TIMEOUT_VARIABLE: "10",  # seconds
-    mlflow_store.RETRIES_VARIABLE: "3",
+    store.TIMEOUT_VARIABLE: "10",  # seconds
+    store.RETRIES_VARIABLE: "3",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",  # at once, after 2 s and after 4 s
 }
 """MLflow's settings for `flbench sync`, for which no training waits."""
-AnyMirror = RunMirror | StudyMirror | ComparisonMirror | CellMirror
-FolderMirror = type[RunMirror] | type[StudyMirror] | type[ComparisonMirror] | type[CellMirror]
 
 
 @dataclass(frozen=True)
@@ -62,18 +58,6 @@ class Synced:
     error: UserError | None
 
 
-class UnreachedError(UserError):
-    """A store was not reached.
-
-    Attributes:
-        uri: Its address without its secrets.
-    """
-
-    def __init__(self, message: str, uri: str) -> None:
-        super().__init__(message)
-        self.uri = uri
-
-
 def sync_all(folders: Sequence[Path], uri: str | None) -> Iterator[Synced]:
     """Send several folders, one after the other. One that cannot be sent does not stop the rest.
 
@@ -87,27 +71,26 @@ def sync_all(folders: Sequence[Path], uri: str | None) -> Iterator[Synced]:
         UserError: A path is neither a run nor a study nor a comparison; nothing is sent.
     """
     for folder in folders:
-        kind_of(folder)
+        check(folder)
     unreached: set[str] = set()
     for folder in folders:
         counts = SentCounts()
         shown, error = None, None
         try:
-            shown = _store_of(folder.resolve(), uri)[2]
+            shown = _address_of(folder.resolve(), uri).shown
             if shown in unreached:
                 error = UserError(f"{folder} was not sent: MLflow at {shown} was not reached.")
             else:
                 sync(folder, uri, counts)
-        except UnreachedError as caught:
-            unreached.add(caught.uri)
-            error = caught
         except UserError as caught:
-            about = f"{folder} is not completely in MLflow:\n" if len(folders) > 1 else ""
-            if isinstance(caught, NotStoredError):
+            error, rest = caught, ""
+            if isinstance(caught, NotSentError) and not caught.is_reached and shown:
+                unreached.add(shown)
+            elif isinstance(caught, NotSentError) and caught.is_of_files:
                 rest = "\nEverything else was sent. The next flbench sync sends these files."
-            else:
-                rest = ""
-            error = UserError(f"{about}{caught}{rest}")
+            if rest or len(folders) > 1:
+                about = f"{folder} is not completely in MLflow:\n" if len(folders) > 1 else ""
+                error = UserError(f"{about}{caught}{rest}")
         yield Synced(folder, shown, counts if counts or error is None else None, error)
 
 
@@ -119,7 +102,7 @@ def sync(folder: Path, uri: str | None, counts: SentCounts | None = None) -> tup
     Args:
         folder: The folder. A cell of a comparison is sent to its place below the comparison.
         uri: Address of the store; None for the one that the folder's configuration names, if that
-            is the user's own; see `mlflow_store.address`.
+            is the user's own; see `store.address`.
         counts: Gets the numbers of what was sent, also if an error is raised.
 
     Returns:
@@ -127,83 +110,94 @@ def sync(folder: Path, uri: str | None, counts: SentCounts | None = None) -> tup
 
     Raises:
         UserError: The path is neither a run nor a study nor a comparison, another process sends
-            it, the store cannot be used, the environment lacks the password of its address, a
-            file or folder in it is a link, or it names an address that is not the user's own.
-        UnreachedError: The store was not reached.
-        NotStoredError: Files were not stored. Everything else was sent.
+            it, the environment lacks the password of its address, a file or folder in it is a
+            link, or it names an address that is not the user's own.
+        NotSentError: The store was not reached or cannot be used, or files were not stored.
         DataError: Files of the folder are damaged. Everything else was sent, unless they describe
             the whole folder.
     """
-    mlflow_store.require()
+    store.require()
+    check(folder)
     folder = folder.resolve()  # the name of the folder finds the run in MLflow
-    mirror_class = kind_of(folder)
-    address, named_by, shown = _store_of(folder, uri)
-    mirror: AnyMirror | None = None
-    with _locked(folder) as is_locked, mlflow_store.settings(SYNC_SETTINGS):
+    address = _address_of(folder, uri)
+    counts = SentCounts() if counts is None else counts
+    with _locked(folder) as is_locked, store.settings(SYNC_SETTINGS), _explained(address):
         if not is_locked:
             raise UserError(f"another process is sending {folder} to MLflow. Wait for it.")
-        try:
-            mirror = mirror_class(_open_now(address, named_by), folder)
-            mirror.send("unknown")
-        except mlflow_errors.connection_errors() as error:
-            trouble = mlflow_errors.explain(error)
-            if trouble.is_reached:
-                raise UserError(trouble.sentence(shown)) from error
-            raise UnreachedError(trouble.sentence(shown), shown) from error
-        finally:
-            if counts is not None and mirror is not None:
-                vars(counts).update(vars(mirror.sent))
-    return mirror.sent, shown
+        sender = _sender(_open_now(address), folder)
+        sender.sent = counts
+        sender.send("unknown", _only(folder))
+    return counts, address.shown
 
 
-def _store_of(folder: Path, uri: str | None) -> tuple[str, NamedBy, str]:
-    """Return the address of a folder's store, who names it, and the address without its secrets.
+def _sender(to: Store, folder: Path, experiment: str | None = None) -> Sender:
+    """Return what sends a folder; a cell is a part of its comparison."""
+    return Sender(to, folder.parents[1] if is_cell(folder) else folder, experiment)
+
+
+def _only(folder: Path) -> str | None:
+    """Return the name of the only cell to send; None for everything."""
+    return folder.name if is_cell(folder) else None
+
+
+@contextmanager
+def _explained(address: Address) -> Iterator[None]:
+    """Raise a NotSentError instead of an error of MLflow inside the context."""
+    try:
+        yield
+    except errors.connection_errors() as error:
+        trouble = errors.explain(error)
+        raise NotSentError(
+            trouble.sentence(address.shown),
+            is_reached=trouble.is_reached,
+            is_passing=trouble.is_passing,
+        ) from error
+
+
+def _address_of(folder: Path, uri: str | None) -> Address:
+    """Return the address of a folder's store.
 
     Raises:
-        UserError: A folder below it is a link; or see `mlflow_store.address`.
+        UserError: A folder below it is a link; or see `store.address`.
     """
     files.check_no_linked_folders(folder)
-    named_by: NamedBy = "user" if uri else "folder"
-    asked = uri or _configured_uri(folder)
-    address = mlflow_store.address(asked, named_by)
-    return address, mlflow_store.who_names(asked, named_by), redact_address(address)
+    if uri:
+        return store.address(uri)
+    named = tracking_of(folder.parents[1] if is_cell(folder) else folder).get("uri")
+    return store.address(str(named) if named else None, "folder")
 
 
-def _open_now(address: str, named_by: NamedBy) -> Store:
+def _open_now(address: Address) -> Store:
     """Open a store. One that is not reached is tried once, and one that answers several times."""
     try:
-        with mlflow_store.settings({mlflow_store.RETRIES_VARIABLE: "0"}):
-            return mlflow_store.open_store(address, named_by)
-    except mlflow_errors.connection_errors() as error:
-        trouble = mlflow_errors.explain(error)
-        if not (trouble.is_reached and trouble.is_passing and urlsplit(address).scheme in HTTP):
+        with store.settings({store.RETRIES_VARIABLE: "0"}):
+            return store.open_store(address)
+    except errors.connection_errors() as error:
+        trouble = errors.explain(error)
+        is_http = urlsplit(address.uri).scheme in HTTP
+        if not (trouble.is_reached and trouble.is_passing and is_http):
             raise
-    return mlflow_store.open_store(address, named_by)
+    return store.open_store(address)
 
 
-def kind_of(folder: Path) -> FolderMirror:
-    """Return the class that mirrors a folder.
+def check(folder: Path) -> None:
+    """Check that a path is the folder of a run, a study or a comparison.
 
     Raises:
-        UserError: The path is not a folder of a run, a study or a comparison.
+        UserError: It is not, or it is a trial, which is sent with its study.
     """
     if not folder.exists():
         raise UserError(f"{folder} does not exist.")
-    if (folder / "study.json").is_file():
-        return StudyMirror
-    if (folder / "trial.json").is_file():
+    if (folder / "trial.json").is_file() and not is_cell(folder):
         study = folder.resolve().parents[2]
         raise UserError(
             f"{folder} is part of a study. Send the whole study: flbench sync {in_shell(study)}"
         )
-    if is_comparison(folder):
-        return ComparisonMirror
-    if (folder / "config.yaml").is_file():
-        return CellMirror if is_cell(folder) else RunMirror
-    raise UserError(
-        f"{folder} is not a folder of a run, a study or a comparison: it has no config.yaml, no"
-        " study.json and no comparison.json."
-    )
+    if not (is_study(folder) or is_comparison(folder) or (folder / "config.yaml").is_file()):
+        raise UserError(
+            f"{folder} is not a folder of a run, a study or a comparison: it has no config.yaml, no"
+            " study.json and no comparison.json."
+        )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -226,69 +220,61 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     os.nice(NICENESS)
     folder, writer = options.folder.resolve(), _WritingProcess()
-    uri = mlflow_store.address(None)
+    address = Address(os.environ[store.ADDRESS_VARIABLE], options.named_by)
     while True:
         with _locked(folder) as is_locked:
             if is_locked:
-                return _follow(folder, (uri, options.named_by), options.experiment, writer)
+                return _follow(folder, address, options.experiment, writer)
         time.sleep(PAUSE / 10)  # a mirror that was started earlier still sends the folder
 
 
 def _follow(
-    folder: Path, address: tuple[str, NamedBy], experiment: str | None, writer: "_WritingProcess"
+    folder: Path, address: Address, experiment: str | None, writer: "_WritingProcess"
 ) -> int:
-    """Send a folder again and again until it is complete.
+    """Send a folder again and again until it is complete, and return the exit code.
 
     Args:
         folder: The folder.
-        address: Address of the store, and who names it.
+        address: Address of the store.
         experiment: Name of the experiment; None for the default.
         writer: The process that writes the folder.
-
-    Returns:
-        The exit code.
     """
-    mirror: AnyMirror | None = None
-    shown, was_reached = redact_address(address[0]), False
+    sender: Sender | None = None
     outcome: Outcome | None = None
-    pause, last_problem = 0.0, ""
+    pause, last_problem, was_reached = 0.0, "", False
     last_attempt: float | None = None
     while True:
         if outcome is None:
             outcome = writer.wait(pause)
         else:
             time.sleep(pause)
-        problem, is_passing = "", False
+        problem, is_passing, began = "", False, time.monotonic()
         try:
-            if mirror is None:
-                mirror = kind_of(folder)(mlflow_store.open_store(*address), folder, experiment)
+            with _explained(address):
+                sender = sender or _sender(store.open_store(address), folder, experiment)
                 was_reached = True
-            mirror.send(outcome)
-        except NotStoredError as error:
-            problem, is_passing = f"{NOT_SENT}{error}", error.is_passing
+                sender.send(outcome, _only(folder))
+        except NotSentError as error:
+            was_reached = was_reached or error.is_reached
+            problem, is_passing = f"{NOT_SENT}{error}", error.is_passing and was_reached
+            if not error.is_of_files:
+                sender = None  # it is not known what has arrived: the next one asks the store
         except DataError as error:
-            # The file may be complete or repaired the next time.
-            problem = f"{REFUSED}{error}"
+            problem = f"{REFUSED}{error}"  # the file may be complete or repaired the next time
         except UserError as error:
             _log(f"{REFUSED}{error}")
             return EXIT_FAILED
-        except mlflow_errors.connection_errors() as error:
-            # It is not known what has arrived: the next mirror reads it from the store.
-            trouble = mlflow_errors.explain(error)
-            mirror, problem = None, f"{NOT_SENT}{trouble.clause(shown)}"
-            was_reached = was_reached or trouble.is_reached
-            is_passing = trouble.is_passing and was_reached
         if problem and (outcome is not None or problem != last_problem):
             _log(problem)
         last_problem = problem
         if outcome is None:
-            pause = min(MAX_PAUSE, 2 * max(pause, PAUSE)) if mirror is None else PAUSE
-            if mirror is not None and mirror.finished and not problem:
+            if sender is not None and sender.is_finished and not problem:
                 return 0
+            longest = min(MAX_PAUSE, 2 * max(pause, PAUSE)) if problem else PAUSE
+            pause = max(longest, min(MAX_PAUSE, SHARE * (time.monotonic() - began)))
             continue
         pause = PAUSE
-        if last_attempt is None:
-            last_attempt = time.monotonic() + END_SECONDS
+        last_attempt = last_attempt or time.monotonic() + END_SECONDS
         if not is_passing or time.monotonic() + pause > last_attempt:
             return EXIT_FAILED if problem else 0
 
@@ -329,21 +315,6 @@ def _locked(folder: Path) -> Iterator[bool]:
         yield lock.is_locked
     finally:
         lock.release()
-
-
-def _configured_uri(folder: Path) -> str | None:
-    """Return the store that the configuration of a folder names; None if it names none."""
-    if is_cell(folder):
-        folder = folder.parents[1]
-    if is_comparison(folder):
-        tracking = read_design(folder)[0].base.tree.get("tracking") or {}
-        return str(tracking["uri"]) if tracking.get("uri") else None
-    for file in (folder / "config.yaml", *sorted(folder.glob("methods/*.yaml"))):
-        tracking = read_yaml(file).get("tracking")
-        with as_data_error(file):
-            if uri := (tracking or {}).get("uri"):
-                return str(uri)
-    return None
 
 
 def _log(message: str) -> None:

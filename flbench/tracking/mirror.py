@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from flbench.config.schema import Config, TrackingConfig
 from flbench.core import files, startup
 from flbench.core.errors import ConfigError
-from flbench.core.text import redact_address
 from flbench.core.wording import in_shell
 
 if TYPE_CHECKING:
-    from flbench.tracking.mlflow_store import NamedBy
+    from flbench.tracking.store import NamedBy
 
 Outcome = Literal["finished", "failed", "killed", "unknown"]
 """How the process that wrote a folder ended. `flbench sync` does not know it."""
@@ -53,17 +52,15 @@ def check(config: TrackingConfig, named_by: "NamedBy" = "user") -> None:
 
     Raises:
         ConfigError: MLflow is not installed, the password of the address is not known, or the
-            address is not the user's own; see `mlflow_store.address`.
+            address is not the user's own; see `store.address`.
     """
     if config.mlflow is not True:
         return
-    from flbench.tracking import mlflow_store
+    from flbench.tracking import store
 
-    if not mlflow_store.installed():
-        raise ConfigError(
-            f"`tracking.mlflow=true`: {mlflow_store.NOT_INSTALLED}, or leave the key out."
-        )
-    mlflow_store.address(config.uri, named_by)
+    if not store.installed():
+        raise ConfigError(f"`tracking.mlflow=true`: {store.NOT_INSTALLED}, or leave the key out.")
+    store.address(config.uri, named_by)
 
 
 def start(folder: Path, config: TrackingConfig, named_by: "NamedBy" = "user") -> "Mirror | None":
@@ -84,27 +81,27 @@ def start(folder: Path, config: TrackingConfig, named_by: "NamedBy" = "user") ->
     check(config, named_by)
     if config.mlflow is False:
         return None
-    from flbench.tracking import mlflow_store
+    from flbench.tracking import store
 
-    if not mlflow_store.installed():
+    if not store.installed():
         return None
-    uri = mlflow_store.address(config.uri, named_by)
+    address = store.address(config.uri, named_by)
     # The path is resolved because the name of the folder finds the run in MLflow.
     command = [sys.executable, "-m", "flbench.tracking.follow", str(folder.resolve())]
-    command += ["--named-by", mlflow_store.who_names(config.uri, named_by)]
+    command += ["--named-by", address.named_by]
     if config.experiment is not None:
         command += ["--experiment", config.experiment]
     with open(folder / LOG, "ab", opener=files.not_a_link) as log:
         process = subprocess.Popen(
             command,
             # A command line is visible to all users of the machine, an environment is not.
-            env=startup.environment(**{mlflow_store.ADDRESS_VARIABLE: uri}),
+            env=startup.environment(**{store.ADDRESS_VARIABLE: address.uri}),
             stdin=subprocess.PIPE,  # the pipe closes when this process ends, even if it is killed
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C in the terminal does not reach the mirror
         )
-    return Mirror(folder, redact_address(uri), process)
+    return Mirror(folder, address.shown, process)
 
 
 @dataclass
@@ -145,30 +142,20 @@ class Mirror:
         self.announce_end(outcome)
         cure = f"flbench sync {in_shell(self.folder)} sends what is missing."
         try:
-            code = self.process.wait(timeout)
+            if self.process.wait(timeout) == 0:
+                return None
+            after = "The mirror has ended."
         except subprocess.TimeoutExpired:
-            code = None
-        if code == 0:
-            return None
-        message, line = self._last_messages()
-        if message.startswith(REFUSED):
-            return f"{message.removeprefix(REFUSED)} Then {cure}"
-        if message.startswith(NOT_SENT):
-            return f"{message.removeprefix(NOT_SENT).rstrip('.')}: {cure}"
-        if code is None:
-            return (
-                f"MLflow at {self.uri} does not have everything after {timeout:g} s. A process goes"
-                f" on sending in the background; its messages are in {self.folder / LOG}. If"
-                f" something is missing at its end, {cure}"
-            )
-        return f"MLflow at {self.uri} did not get everything ({line}): {cure}"
-
-    def _last_messages(self) -> tuple[str, str]:
-        """Return the last message of the mirror process, "" without one, and its last line."""
+            after = f"After {timeout:g} s, a process goes on sending in the background."
         text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
-        lines = text.splitlines() or ["the mirror ended without a message"]
-        messages = [line for line in lines if line.startswith((NOT_SENT, REFUSED))]
-        return (messages or [""])[-1], lines[-1]
+        lines = [line for line in text.splitlines() if line.startswith((NOT_SENT, REFUSED))]
+        if lines:
+            said = lines[-1].removeprefix(NOT_SENT).removeprefix(REFUSED)
+            return f"{said.rstrip('.')}. Then {cure}"
+        return (
+            f"MLflow at {self.uri} does not have everything. {after} Its messages are in"
+            f" {self.folder / LOG}. If something is missing at its end, {cure}"
+        )
 
 
 class Mirrors:
@@ -202,19 +189,13 @@ class Mirrors:
         self._announce_end("finished")
         try:
             mirror = start(folder, config.tracking, self._named_by)
-        except ConfigError as error:
-            if config.tracking.mlflow is True:
+        except (ConfigError, OSError) as error:  # for example no memory for another process
+            if isinstance(error, ConfigError) and config.tracking.mlflow is True:
                 raise
             warn(f"nothing is sent to MLflow: {error}")
             self._not_started.append(
                 f"nothing of {folder} was sent to MLflow:"
                 f" flbench sync {in_shell(folder)} --uri ADDRESS"
-            )
-            return
-        except OSError as error:  # for example no memory for another process; the run continues
-            self._not_started.append(
-                f"nothing of {folder} was sent to MLflow ({error.strerror}):"
-                f" flbench sync {in_shell(folder)}"
             )
             return
         if mirror is not None:

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import flbench as fl
-from flbench.tracking.mirror_run import describe
-from flbench.tracking.mlflow_names import parameters
+from flbench.tracking.tree import training
 
 pytestmark = pytest.mark.slow
 
@@ -450,7 +449,7 @@ def saved_run(tmp_path_factory):
 def test_hyper_parameters_are_those_of_the_module(saved_run):
     run, told, logger = saved_run
     logged = yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text())
-    sent = parameters(describe(run.path).config)
+    sent = training(run.path, is_over=True).params
 
     assert told.module["hyperparameters"] == {"width": 6, "lr": 0.005}
     assert {**told.module["optimizer"]}["name"] == "Adam"

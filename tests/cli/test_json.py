@@ -9,7 +9,7 @@ import pytest
 
 from flbench.cli import app, console
 from flbench.cli import mlflow as mlflow_command
-from flbench.tracking.mlflow_run import SentCounts
+from flbench.tracking.send import SentCounts
 
 TINY = (
     *("--dataset", "digits", "--clients", "3", "--rounds", "1", "train.local_epochs=1"),

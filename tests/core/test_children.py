@@ -9,7 +9,7 @@ import pytest
 
 import flbench
 from flbench.config.schema import TrackingConfig
-from flbench.tracking import mirror, mlflow_ui
+from flbench.tracking import mirror
 
 ATTACK = "import pathlib; pathlib.Path({place!r}).touch()\n"
 PROBE = "import argparse, colorsys, json, uuid, wave\n"
@@ -43,20 +43,16 @@ def start_mirror(tmp_path):
     return mirror.start(tmp_path / "run", TrackingConfig(uri=f"sqlite:///{tmp_path}/x.db"))
 
 
-def start_server(tmp_path):
-    return mlflow_ui._start_server(f"sqlite:///{tmp_path}/x.db", 1)
-
-
 @pytest.mark.parametrize(
     ("start", "module"),
-    [(start_mirror, mirror), (start_server, mlflow_ui)],
+    [(start_mirror, mirror)],
 )
 def test_child_does_not_import_from_the_current_folder(start, module, place, tmp_path, monkeypatch):
     """The command that flbench starts, with a harmless module instead of its own."""
     (tmp_path / "safe").mkdir()
     (tmp_path / "safe" / "probe.py").write_text(PROBE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "safe"), prepend=":")
-    monkeypatch.setattr("flbench.tracking.mlflow_store.installed", lambda: True)
+    monkeypatch.setattr("flbench.tracking.store.installed", lambda: True)
     monkeypatch.setattr(
         module,
         "subprocess",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flbench.tracking import mlflow_store
+from flbench.tracking import store as stores
 from tests.tracking.reading import history
 
 ALL = 10_000
@@ -19,7 +19,6 @@ class Counts:
     Attributes:
         runs: Runs.
         points: Values of metrics.
-        models: Logged models.
         files: Files of all runs.
         running: Runs that have not ended.
         values: How often each value of each metric is there, without times.
@@ -27,7 +26,6 @@ class Counts:
 
     runs: int
     points: int
-    models: int
     files: int
     running: int = field(compare=False)
     values: Counter[tuple[str, int, float]] = field(repr=False)
@@ -43,24 +41,23 @@ def counts(uri: str, experiment: str, database: str | None = None) -> Counts:
     """
     with pytest.MonkeyPatch.context() as patch:
         # flbench has set shorter times, with which a busy machine answers too late.
-        patch.setenv(mlflow_store.TIMEOUT_VARIABLE, "120")
-        patch.setenv(mlflow_store.RETRIES_VARIABLE, "3")
+        patch.setenv(stores.TIMEOUT_VARIABLE, "120")
+        patch.setenv(stores.RETRIES_VARIABLE, "3")
         return _counted(uri, experiment, database)
 
 
 def _counted(uri: str, experiment: str, database: str | None) -> Counts:
-    store = mlflow_store.open_store(database or uri)
-    server = store if database is None else mlflow_store.open_store(uri)
+    store = stores.open_store(database or uri)
+    server = store if database is None else stores.open_store(uri)
     found = store.client.get_experiment_by_name(experiment)
     if found is None:
-        return Counts(0, 0, 0, 0, 0, Counter())
+        return Counts(0, 0, 0, 0, Counter())
     number = [found.experiment_id]
     entries = list(store.client.search_runs(number, max_results=ALL))
     points = [point for entry in entries for point in history(store, entry)]
     return Counts(
         len(entries),
         len(points),
-        len(store.client.search_logged_models(number)),
         sum(_files(server.client, entry.info.run_id, None) for entry in entries),
         sum(entry.info.status == "RUNNING" for entry in entries),
         Counter(point for point in points if "seconds" not in point[0]),

@@ -22,7 +22,6 @@ class Row:
         exit: Exit code of the work.
         runs: Runs in MLflow: before, after, and of the twin.
         points: Values of metrics.
-        models: Logged models.
         files: Files.
         weights: How many trainings have the twin's weights.
         again: What a second `flbench sync` has sent.
@@ -35,7 +34,6 @@ class Row:
     exit: int
     runs: str
     points: str
-    models: str
     files: str
     weights: str
     again: int

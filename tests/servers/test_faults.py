@@ -71,7 +71,7 @@ def test_nothing_is_lost(fault, installations, twin, table, tmp_path, monkeypatc
             fault.servers,
             fault.work,
             heard.code,
-            *(three(name) for name in ("runs", "points", "models", "files")),
+            *(three(name) for name in ("runs", "points", "files")),
             f"{equal} of {len(whole.weights)}",
             again,
             f"{heard.silence:.0f} ({whole.heard.silence:.0f})",

@@ -5,8 +5,9 @@ from contextlib import closing
 
 import pytest
 
-from flbench.tracking import mirror, mlflow_store
-from flbench.tracking.mlflow_store import Store
+from flbench.tracking import mirror
+from flbench.tracking import store as stores
+from flbench.tracking.store import Store
 from tests.tracking import forked
 
 
@@ -15,7 +16,7 @@ def database(tmp_path_factory):
     """The file of an empty store. Tests copy it."""
     pytest.importorskip("mlflow")
     file = tmp_path_factory.mktemp("mlflow") / "flbench.db"
-    mlflow_store.open_store(f"sqlite:///{file}")
+    stores.open_store(f"sqlite:///{file}")
     return file
 
 
@@ -31,7 +32,7 @@ def copied(database, folder) -> str:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, database) -> Store:
     """One store for each file of tests."""
-    return mlflow_store.open_store(copied(database, tmp_path_factory.mktemp("mlflow")))
+    return stores.open_store(copied(database, tmp_path_factory.mktemp("mlflow")))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flbench.tracking import mlflow_store
+from flbench.tracking import store as stores
 
 Plan = Callable[[str, str], int | None]
 """Gets method and path of a request, and returns a status of HTTP instead of an answer, or None."""
@@ -75,8 +75,8 @@ def planned_server(uri: str, folder: Path) -> Iterator[PlannedServer]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        with mlflow_store.settings({mlflow_store.TIMEOUT_VARIABLE: "60"}):
-            mlflow_store.open_store(planned.uri)  # the first answer takes seconds
+        with stores.settings({stores.TIMEOUT_VARIABLE: "60"}):
+            stores.open_store(planned.uri)  # the first answer takes seconds
         yield planned
     finally:
         server.shutdown()

@@ -4,13 +4,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flbench.tracking.mlflow_store import Store
+from flbench.tracking.store import Store
 
 
 def entries(store: Store, key: str, value: str) -> list[Any]:
     """Return the runs in MLflow that have a tag."""
     numbers = [item.experiment_id for item in store.client.search_experiments()]
     return list(store.client.search_runs(numbers, f"tags.`{key}` = '{value}'", max_results=1000))
+
+
+def campaign(store: Store, name: str) -> list[Any]:
+    """Return the runs in MLflow of a study or a comparison."""
+    numbers = [item.experiment_id for item in store.client.search_experiments()]
+    return [
+        run
+        for query in (f"= '{name}'", f"LIKE '{name}/%'")
+        for run in store.client.search_runs(numbers, f"tags.`flbench.run` {query}")
+    ]
 
 
 def only(store: Store, path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""A comparison in MLflow: comparison, methods and cells as nested runs, and models to rank."""
+"""A comparison in MLflow: comparison, methods and cells as nested runs."""
 
 import json
 import shutil
@@ -11,10 +11,11 @@ import pytest
 import flbench as fl
 from flbench.analysis import text
 from flbench.cli import app
-from flbench.tracking import follow, mlflow_models, mlflow_store, mlflow_view
+from flbench.tracking import follow
+from flbench.tracking import store as stores
 from tests.installed import needs
 from tests.support import SMALL
-from tests.tracking.reading import entries, history
+from tests.tracking.reading import campaign, history
 
 pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
 
@@ -72,7 +73,7 @@ def whole(store, trained):
 def runs_of(store, path):
     """Return the runs of a comparison by their keys, of which there is one each."""
     name = json.loads((path / "comparison.json").read_text())["id"]
-    found = entries(store, "flbench.comparison", name)
+    found = campaign(store, name)
     by_key = {
         run.data.tags["flbench.run"].removeprefix(name).removeprefix("/"): run for run in found
     }
@@ -110,7 +111,7 @@ def test_methods_have_the_means_of_their_cells_and_the_comparison_their_accuraci
     for method in METHODS:
         values = [summary(trained, key)["best"]["test"]["accuracy"] for key in cell_names(method)]
         mean = pytest.approx(sum(values) / 2)
-        assert whole[f"methods/{method}"].data.metrics["best/test/accuracy"] == mean
+        assert whole[f"methods/{method}"].data.metrics["accuracy"] == mean
         assert whole[""].data.metrics[f"accuracy/{method}"] == mean
 
 
@@ -130,10 +131,10 @@ def test_comparison_has_the_figures_of_its_leaderboard(store, copied):
         for name, column in columns.items()
         for method in METHODS
     }
-    tags = store.client.get_experiment(found.info.experiment_id).tags
-    for part in ("methods", "cells"):
-        view = tags[mlflow_view.VIEW_TAG_PREFIX + mlflow_view.view_name(copied.name, part)]
-        assert json.loads(view)["orderByKey"] == "metrics.`best/test/macro_f1`"
+    assert found.data.tags["metric"] == "macro_f1"
+    for method in METHODS:
+        rare = summary(copied, cell_names(method)[0])["best"]["test"].get("rare_recall")
+        assert (rare is not None) == (f"rare_recall/{method}" in found.data.metrics)
 
 
 def test_comparison_has_report_tables_design_and_hashes(store, whole, trained):
@@ -145,27 +146,13 @@ def test_comparison_has_report_tables_design_and_hashes(store, whole, trained):
     }
     assert artifacts(store, root, "tables") >= {f"tables/{name}.csv" for name in text.TABLES}
     assert artifacts(store, root, "pictures") == {"pictures/leaders.svg"}
-    assert root.data.params["methods"] == "local, fedavg"
-    assert root.data.params["repetitions"] == "2"
+    assert root.data.params["seeds"] == "2"
     assert root.data.params["train.rounds"] == "2"
     answer = json.loads((trained / "report.json").read_text())["answer"]
     assert root.data.tags["mlflow.note.content"] == " ".join(answer)
     data = json.loads((trained / "cells/local-digits-seed1/partition.json").read_text())["data"]
     assert root.data.tags["flbench.data"] == cell.data.tags["flbench.data"] == data
-    assert cell.data.tags["config_hash"] == summary(trained, cell_names("local")[1])["config_hash"]
     assert artifacts(store, cell) >= {"per_class.json", "clients.json", "config.yaml"}
-
-
-def test_data_set_is_an_input_of_the_comparison_with_the_digest_of_its_content(
-    store, whole, trained
-):
-    data = json.loads((trained / "cells/local-digits-seed1/partition.json").read_text())["data"]
-
-    [found] = store.client.get_run(whole[""].info.run_id).inputs.dataset_inputs
-
-    assert (found.dataset.name, found.dataset.digest) == ("digits", data[:32])
-    assert json.loads(found.dataset.profile) == {"classes": 10}
-    assert [(tag.key, tag.value) for tag in found.tags] == [("mlflow.data.context", "training")]
 
 
 def test_data_sets_of_a_comparison_are_its_inputs_once_each(store, copied):
@@ -192,30 +179,6 @@ def test_methods_of_a_repetition_share_the_picture_of_its_partition(store, whole
 
     assert [len(pictures) for pictures in found.values()] == [1, 1]
     assert found["seed0"] != found["seed1"]
-
-
-def test_models_are_ranked_by_a_metric(store, whole, trained):
-    """One for each evaluation that a summary keeps."""
-    name = trained.name
-    found = store.client.search_logged_models(
-        [whole[""].info.experiment_id],
-        f"tags.`flbench.comparison` = '{name}'",
-        order_by=[{"field_name": "metrics.test/accuracy", "ascending": False}],
-    )
-
-    wanted = {}
-    for key in [*cell_names("local"), *cell_names("fedavg")]:
-        kept = summary(trained, key)
-        wanted[f"{name}/{key}", "last"] = kept["last"]["test"]["accuracy"]
-        if kept["best"]["round"] != kept["last"]["round"]:
-            wanted[f"{name}/{key}", "best"] = kept["best"]["test"]["accuracy"]
-    values = {}
-    for model in found:
-        metrics = {metric.key: metric.value for metric in model.metrics}
-        values[model.tags["flbench.run"], model.tags["evaluation"]] = metrics["test/accuracy"]
-    assert values == pytest.approx(wanted)
-    assert list(values.values()) == sorted(values.values(), reverse=True)
-    assert {str(model.status) for model in found} == {"READY"}
 
 
 def test_nothing_is_sent_twice_neither_as_a_whole_nor_by_cells(store, whole, trained, capsys):
@@ -264,7 +227,7 @@ def test_interrupted_comparison_continues_the_same_runs(store, copied):
     assert {key: run.info.run_id for key, run in after.items()} == ids
     values = [summary(copied, key)["best"]["test"]["accuracy"] for key in cell_names("fedavg")]
     shown = history(store, after["methods/fedavg"])
-    assert [value for name, _, value in shown if name == "best/test/accuracy"] == [
+    assert [value for name, _, value in shown if name == "accuracy"] == [
         pytest.approx(sum(values) / 2)
     ]
 
@@ -291,7 +254,7 @@ def test_comparison_is_sent_while_it_is_trained_and_additions_join_it(tmp_path, 
     words = ["local", "--seeds", "1", "--jobs", "1", *ONE, "train.rounds=1", *tracking]
     assert app.main(["compare", *words, "--out", str(out)]) == 0
     (path,) = out.iterdir()
-    store = mlflow_store.open_store(uri)
+    store = stores.open_store(uri)
     before = runs_of(store, path)
 
     found = fl.resume(path, methods=["fedavg"], jobs=1, progress=False)
@@ -303,7 +266,6 @@ def test_comparison_is_sent_while_it_is_trained_and_additions_join_it(tmp_path, 
     assert len(after) == 5
     for key, run in before.items():
         assert after[key].info.run_id == run.info.run_id
-    assert after[""].data.tags["latest.methods"] == "local, fedavg"
     assert store.client.get_experiment(after[""].info.experiment_id).name == "mine"
     assert not follow.sync(path, None)[0]  # to where its configuration says
 
@@ -312,7 +274,7 @@ def test_comparison_is_sent_while_it_is_trained_and_additions_join_it(tmp_path, 
 def test_comparison_that_began_without_mlflow_is_sent_when_it_is_resumed(copied, uri):
     words = ["tracking.mlflow=true", f"tracking.uri={uri}"]
     assert app.main(["compare", "--resume", str(copied), "--jobs", "1", *words]) == 0
-    store = mlflow_store.open_store(uri)
+    store = stores.open_store(uri)
     before = runs_of(store, copied)
 
     fl.resume(copied, seeds=3, jobs=1, progress=False)  # keeps it, as all other keys
@@ -344,34 +306,3 @@ def test_server_that_never_answers_costs_a_sentence_and_no_secret_is_written(tmp
     files = [file for file in path.rglob("*") if file.is_file()]
     assert files
     assert not [file for file in files if SECRET.encode() in file.read_bytes()]
-
-
-def test_points_of_models_repeat_those_of_curves(store, whole):
-    for key in cell_names("fedavg"):
-        points = history(store, whole[key])
-        places = [(name, step) for name, step, _ in points]
-        assert len(places) == len(set(places))
-
-
-def test_model_whose_tag_was_lost_is_found_again(store, copied, monkeypatch):
-    """A mirror that is killed after it made a model leaves the run without the model's name."""
-    lost = {"mlflow.flbench.models"}
-    set_tags = mlflow_models.MlflowRun.set_tags
-    monkeypatch.setattr(
-        mlflow_models.MlflowRun,
-        "set_tags",
-        lambda run, tags: set_tags(run, {k: v for k, v in tags.items() if k not in lost}),
-    )
-    cell = copied / "cells" / "local-digits-seed0"
-    first, _ = follow.sync(cell, store.uri)
-    lost.clear()
-
-    again, _ = follow.sync(cell, store.uri)
-
-    run = runs_of(store, copied)["cells/local-digits-seed0"]
-    query = f"source_run_id = '{run.info.run_id}'"
-    found = store.client.search_logged_models([run.info.experiment_id], query)
-    assert len(found) == first.models == again.models
-    assert json.loads(run.data.tags["mlflow.flbench.models"]) == {
-        model.tags["evaluation"]: model.model_id for model in found
-    }

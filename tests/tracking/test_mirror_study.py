@@ -5,16 +5,16 @@ import shlex
 import shutil
 
 import pytest
-from filelock import FileLock
 
 from flbench.core.errors import DataError, UserError
 from flbench.results import metrics_file, study_folder
-from flbench.tracking import follow, mlflow_names, mlflow_view
+from flbench.tracking import follow, measures, tree, ui, view
+from flbench.tracking import store as stores
 from flbench.tuning.report import StudyReport
 from tests.installed import needs
 from tests.support import run
 from tests.tracking import study
-from tests.tracking.reading import entries, history
+from tests.tracking.reading import campaign, history
 
 pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
 
@@ -35,7 +35,7 @@ class Mirrored:
 
     def sync(self):
         sent, _ = follow.sync(self.path, self.store.uri)
-        found = entries(self.store, "flbench.study", self.id)
+        found = campaign(self.store, self.id)
         self.by_key = {
             item.data.tags["flbench.run"].removeprefix(self.id).removeprefix("/"): item
             for item in found
@@ -86,18 +86,9 @@ def test_every_part_of_a_study_is_a_run_below_its_own(whole):
         for index in range(len(study.TRIALS)):
             wanted[f"trials/{method}/{index:03d}"] = f"methods/{method}"
         for seed in range(1, study.SEEDS + 1):
-            wanted[f"finals/{method}/default-seed{seed}"] = f"trials/{method}/000"
-            wanted[f"finals/{method}/tuned-seed{seed}"] = f"trials/{method}/001"
+            wanted[f"cells/{method}-default-seed{seed}"] = f"methods/{method}"
+            wanted[f"cells/{method}-tuned-seed{seed}"] = f"methods/{method} tuned"
     assert parents == wanted
-
-
-def test_final_trainings_have_their_own_partition(whole):
-    key = "finals/local/default-seed1"
-    own = json.loads((whole.path / key / "partition.json").read_text())["hash"]
-
-    assert whole.by_key[key].data.tags["partition"] == own
-    shared = json.loads((whole.path / "study.json").read_text())["partition_hash"]
-    assert whole.by_key["trials/local/001"].data.tags["partition"] == shared != own
 
 
 def test_states_of_trials_are_sent(whole):
@@ -115,31 +106,31 @@ def test_trial_has_what_was_searched_and_its_score(whole):
 
     assert found.data.params == {"train.optimizer.lr": "0.02"}
     assert found.data.metrics["score"] == pytest.approx(0.81)
-    assert found.data.tags["objective"] == "validation/accuracy"
-    assert found.data.tags["algorithm"] == "local"
+    assert found.data.tags["method"] == "local"
 
 
-def test_trial_and_method_have_no_curve_of_a_test(whole):
-    for key in ("trials/local/001", "methods/local", "methods/local tuned", ""):
-        curves = {name for name, step, _ in history(whole.store, whole.by_key[key]) if step}
-        assert curves
-        assert not [name for name in curves if name.startswith(("test/", "common/"))]
+def test_trial_has_its_curve_and_none_of_a_test(whole):
+    found = whole.by_key["trials/local/001"]
+    rows = metrics_file.read(whole.path / "trials" / "local" / "001" / "metrics.csv")
+
+    curves = history(whole.store, found)
+
+    assert not [name for name, _, _ in curves if name.startswith(("test/", "common/"))]
+    wanted = [
+        (row.round, measures.rounded(row.value))
+        for row in rows
+        if row[1:4] == ("validation", "personal", "accuracy")
+    ]
+    assert sorted(point[1:] for point in curves if point[0] == "validation/accuracy") == wanted
 
 
-@pytest.mark.parametrize(("key", "trial"), [("fedavg", "000"), ("fedavg tuned", "001")])
-def test_methods_have_parameters_and_curve_of_the_default_and_of_the_best_trial(whole, key, trial):
+@pytest.mark.parametrize(("key", "score"), [("fedavg", 0.6), ("fedavg tuned", 0.8)])
+def test_methods_have_the_score_of_the_default_and_of_the_best_trial(whole, key, score):
     found = whole.by_key[f"methods/{key}"]
-    rows = metrics_file.read(whole.path / "trials" / "fedavg" / trial / "metrics.csv")
 
-    assert found.info.run_name == key
-    assert found.data.params["train.optimizer.lr"] == {"000": "0.01", "001": "0.02"}[trial]
+    assert found.info.run_name == found.data.tags["method"] == key
     assert found.data.params["algorithm.name"] == "fedavg"
-    assert found.data.metrics["score"] == {"000": 0.6, "001": 0.8}[trial]
-    points = history(whole.store, found)
-    wanted = {
-        (mlflow_names.metric_name(row), row.round, mlflow_names.rounded(row.value)) for row in rows
-    }
-    assert wanted <= set(points)
+    assert found.data.metrics["score"] == score
 
 
 def test_method_has_the_scores_of_its_trials(whole):
@@ -151,33 +142,17 @@ def test_method_has_the_scores_of_its_trials(whole):
     assert scores == [(0, 0.6), (1, 0.8), (2, 0.9)]
 
 
-def test_study_has_those_of_the_best_method(whole):
+def test_study_has_its_settings_its_files_and_a_figure_for_each_method(whole):
     found = whole.by_key[""]
 
-    assert found.data.tags["best_method"] == "local tuned"
-    assert found.data.params["algorithm.name"] == "local"
     assert found.data.params["trials"] == str(len(study.TRIALS))
     there = {item.path for item in whole.store.client.list_artifacts(found.info.run_id)}
     assert there >= {"study.md", "trials.csv", "results.json", "report.html", "partition.png"}
-
-
-def test_study_has_the_test_metrics_of_the_best_method(whole):
-    found, best = whole.by_key[""].data.metrics, whole.by_key["methods/local tuned"].data.metrics
-
-    names = {name for name in best if name.startswith(("final/", "best/", "cost/"))}
-    assert "final/test/accuracy" in names
-    assert {name: found[name] for name in names} == {name: best[name] for name in names}
-
-
-def test_study_has_no_test_metrics_before_all_methods_are_searched(made):
-    mirrored = made()
-    shutil.rmtree(mirrored.path / "finals" / "fedavg")
-    mirrored.edit("trials/fedavg/003", state="running", ended=None)
-    with FileLock(mirrored.path / ".lock"):
-        mirrored.sync()
-
-    assert "final/test/accuracy" in mirrored.by_key["methods/local"].data.metrics
-    assert "final/test/accuracy" not in mirrored.by_key[""].data.metrics
+    labels = [f"{method}{suffix}" for method in METHODS for suffix in ("", " tuned")]
+    assert found.data.metrics == {
+        f"accuracy/{label}": whole.by_key[f"methods/{label}"].data.metrics["accuracy"]
+        for label in labels
+    }
 
 
 @pytest.mark.parametrize("name", ["it's", "x' OR '1'='1", "50% off"])
@@ -189,14 +164,9 @@ def test_study_of_any_name_is_found_again(store, runs, tmp_path, name):
     first, _ = follow.sync(path, store.uri)
     second, _ = follow.sync(path, store.uri)
 
-    found = entries(store, "flbench.study", mlflow_names.identifier(name))
-    assert first.runs == len(found) == 1 + len(METHODS) * (2 + len(study.TRIALS))
+    found = campaign(store, tree.identifier(name))
+    assert first.runs == len(found) == 1 + len(METHODS) * (1 + len(study.TRIALS))
     assert not second
-    tags = store.client.get_experiment(found[0].info.experiment_id).tags
-    key = mlflow_view.view_name(mlflow_names.identifier(name), "methods")
-    query = json.loads(tags[mlflow_view.VIEW_TAG_PREFIX + key])["searchFilter"]
-    shown = store.client.search_runs([found[0].info.experiment_id], query)
-    assert sorted(run.data.tags["algorithm"] for run in shown) == sorted(2 * METHODS)
 
 
 def test_method_has_the_mean_over_its_seeds(store, made):
@@ -221,18 +191,18 @@ def test_method_has_the_mean_over_its_seeds(store, made):
             for key, run in mirrored.by_key.items()
             if key.startswith("methods/") and run.info.run_name == label
         ]
-        assert found["best/test/accuracy"] == found["final/test/accuracy"]
-        assert found["best/test/accuracy"] == pytest.approx(mean)
+        assert found["accuracy"] == pytest.approx(mean)
 
 
 def test_final_training_is_a_whole_run(whole):
-    found = whole.by_key["finals/local/tuned-seed2"]
+    found = whole.by_key["cells/local-tuned-seed2"]
 
     there = {item.path for item in whole.store.client.list_artifacts(found.info.run_id)}
-    assert there >= {"summary.json", "per_class.json", "checkpoints", "trial.json"}
-    assert found.data.tags["seed"] == "2"
-    assert found.data.tags["variant"] == "tuned"
-    assert "test/accuracy" in found.data.metrics
+    assert there >= {"summary.json", "per_class.json", "checkpoints"}
+    assert found.data.tags["method"] == "local tuned"
+    assert {"accuracy", "test/accuracy"} <= set(found.data.metrics)
+    own = json.loads((whole.path / "finals/local/tuned-seed2/partition.json").read_text())["hash"]
+    assert found.data.tags["partition"] == own
 
 
 def test_second_sync_of_a_study_sends_nothing(whole):
@@ -281,55 +251,57 @@ def test_no_best_trial_is_sent_while_default_finals_are_trained_beside_the_last_
     mirrored.edit("trials/local/001", state="finished", score=0.95, round=3)
     mirrored.sync()
 
-    assert "finals/local/default-seed1" in before
+    assert "cells/local-default-seed1" in before
     assert "best_trial" not in before["methods/local"].data.tags
     assert before["methods/local"].info.status != "FINISHED"
     assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "001"
 
 
-def test_parameters_that_a_scheduler_changed_stand_in_a_tag(made):
-    mirrored = made(finals=False)
-    mirrored.sync()
-    mirrored.edit("trials/local/000", params={"train.optimizer.lr": 0.5})
-
-    mirrored.sync()
-
-    found = mirrored.by_key["trials/local/000"].data
-    assert found.params["train.optimizer.lr"] == "0.01"
-    assert found.tags["latest.train.optimizer.lr"] == "0.5"
-
-
-def views(whole):
-    """The study's view of all its runs, of its methods, and of the trials of `local`."""
-    experiment = whole.store.client.get_experiment(whole.by_key[""].info.experiment_id)
-    names = [mlflow_view.view_name(whole.id, part) for part in ("", "methods", "local")]
-    return [json.loads(experiment.tags[mlflow_view.VIEW_TAG_PREFIX + name]) for name in names]
+def views(store):
+    """The views of an experiment by their names, after `flbench ui` has printed its links."""
+    links = dict(ui.links(store))
+    [experiment] = store.client.search_experiments(filter_string="name = 'digits-dirichlet'")
+    prefix = view.TAG_PREFIX
+    tags = {key: value for key, value in experiment.tags.items() if key.startswith(prefix)}
+    return (
+        experiment.experiment_id,
+        links,
+        {key.removeprefix(prefix): json.loads(value) for key, value in tags.items()},
+    )
 
 
-def test_study_has_a_view_with_its_search(whole):
-    view, methods, _ = views(whole)
+def test_study_has_two_views_however_many_studies_there_are(runs, tmp_path, uri):
+    store = stores.open_store(uri)
+    for name in ("first", "it's"):
+        (tmp_path / name).mkdir()
+        path = study.make(tmp_path / name, runs)
+        about = json.loads((path / "study.json").read_text())
+        study.write(path / "study.json", about | {"id": name})
+        follow.sync(path, uri)
+    experiment, links, found = views(store)
 
-    assert "params.`train.optimizer.lr`" in view["selectedColumns"]
-    assert whole.id in view["searchFilter"]
+    assert set(found) == {view.METHODS, view.TRIALS}
+    assert len(links) == 3
+    methods, trials = found[view.METHODS], found[view.TRIALS]
+    shown = [
+        store.client.search_runs([experiment], one["searchFilter"]) for one in (methods, trials)
+    ]
+    labels = sorted(run.data.tags["method"] for run in shown[0])
+    assert labels == sorted([*METHODS, *(f"{method} tuned" for method in METHODS)])
+    assert len(shown[1]) == len(METHODS) * len(study.TRIALS)
+    assert methods["orderByKey"] == "metrics.`accuracy`"
     # A metric that no run has is a column without values.
-    known = set(whole.by_key["methods/local"].data.metrics)
-    for column in view["selectedColumns"] + methods["selectedColumns"]:
-        if column.startswith("metrics."):
-            assert column.removeprefix("metrics.").strip("`") in known
-
-
-def test_trials_are_drawn_over_their_learning_rate_and_score(whole):
-    *_, trials = views(whole)
-
-    chart = trials["compareRunCharts"][0]
-    assert chart["type"] == "PARALLEL"
-    assert chart["selectedParams"][0] == "train.optimizer.lr"
-    assert chart["selectedMetrics"] == ["score"]
-    assert chart["showAllRuns"]
-    experiment = whole.by_key[""].info.experiment_id
-    shown = whole.store.client.search_runs([experiment], trials["searchFilter"])
-    assert len(shown) == len(study.TRIALS)
-    assert all("train.optimizer.lr" in run.data.params for run in shown)
+    for one, of_view in zip((methods, trials), shown, strict=True):
+        known = {name for run in of_view for name in run.data.metrics}
+        names = [name for name in one["selectedColumns"] if name.startswith("metrics.")]
+        assert names
+        assert {name.removeprefix("metrics.").strip("`") for name in names} <= known
+    f1 = next(chart for chart in methods["compareRunCharts"] if chart["type"] == "PARALLEL")
+    assert f1["selectedMetrics"] == [f"f1/{number}" for number in range(10)]
+    charts = trials["compareRunCharts"]
+    assert [chart["displayName"] for chart in charts] == sorted(METHODS)
+    assert charts[0]["selectedParams"][0] == "train.optimizer.lr"
+    assert charts[0]["selectedMetrics"] == ["score"]
 
 
 def test_a_trial_alone_is_refused_with_the_study_to_send(whole):
@@ -344,7 +316,7 @@ def test_folder_in_a_command_is_quoted_for_the_shell(tmp_path, name):
     (trial / "trial.json").touch()
 
     with pytest.raises(UserError) as refused:
-        follow.kind_of(trial)
+        follow.check(trial)
     _, _, command = str(refused.value).partition("whole study: ")
     assert shlex.split(command) == ["flbench", "sync", str(study)]
 
@@ -364,12 +336,8 @@ def artifacts(mirrored, key, folder=None):
     return {item.path for item in mirrored.store.client.list_artifacts(run, folder)}
 
 
-def test_pictures_of_the_search_are_files_of_the_study_and_of_its_methods(whole):
-    pictures = {name: f"pictures/{name}-parallel.png" for name in METHODS}
-
-    assert artifacts(whole, "", "pictures") == set(pictures.values())
-    for name, picture in pictures.items():
-        assert artifacts(whole, f"methods/{name}", "pictures") == {picture}
+def test_pictures_of_the_search_are_files_of_the_study(whole):
+    assert artifacts(whole, "", "pictures") == {f"pictures/{name}-parallel.png" for name in METHODS}
 
 
 def test_study_without_final_trainings_has_its_partition(made):
@@ -390,7 +358,7 @@ def test_everything_but_an_unreadable_trial_is_sent_and_the_trial_when_repaired(
     file.write_text(text[:20])
     with pytest.raises(DataError, match=r"local/002/trial.json is damaged.*Repair it"):
         mirrored.sync()
-    found = entries(mirrored.store, "flbench.study", mirrored.id)
+    found = campaign(mirrored.store, mirrored.id)
     keys = {item.data.tags["flbench.run"].split("/", 1)[-1]: item for item in found}
     file.write_text(text)
 
@@ -414,8 +382,8 @@ def test_everything_but_a_final_training_with_a_damaged_summary_is_sent(made):
     with pytest.raises(DataError, match=r"tuned-seed1/summary.json is damaged"):
         mirrored.sync()
 
-    keys = {item.data.tags["flbench.run"] for item in entries(mirrored.store, "kind", "final")}
-    assert f"{mirrored.id}/finals/local/tuned-seed2" in keys
+    keys = {item.data.tags["flbench.run"] for item in campaign(mirrored.store, mirrored.id)}
+    assert f"{mirrored.id}/cells/local-tuned-seed2" in keys
     file.write_text(text)
     mirrored.sync()
-    assert "final/test/accuracy" in mirrored.by_key["methods/fedavg"].data.metrics
+    assert "accuracy" in mirrored.by_key["methods/fedavg tuned"].data.metrics

@@ -15,10 +15,10 @@ from flbench.comparison.design import Design, LabelledLayer
 from flbench.config.schema import TrackingConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
-from flbench.tracking import mirror, mlflow_errors, mlflow_run, mlflow_store, mlflow_ui
-from flbench.tracking.mirror_run import RunMirror
-from flbench.tracking.mlflow_run import MlflowRun, RunIdentity, SentCounts
-from flbench.tracking.mlflow_uploads import Uploads
+from flbench.tracking import artifacts, errors, mirror, ui
+from flbench.tracking import store as stores
+from flbench.tracking.send import Sender
+from flbench.tracking.store import Address
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest
 from tests.installed import needs
@@ -117,25 +117,11 @@ def test_secret_is_in_no_command_line(address, tmp_path):
     assert "Authorization: Basic YW5uOnMzY3JldA==" in request  # ann:s3cret
 
 
-def test_secret_is_not_in_the_command_line_of_a_server(tmp_path):
-    address = f"sqlite:///{tmp_path}/x.db?password={SECRET}"
-    process = mlflow_ui._start_server(address, 1)
-    try:
-        while not (line := process_file(process, "cmdline")):  # before it has begun
-            assert process.poll() is None
-        environment = process_file(process, "environ")
-    finally:
-        mlflow_ui._stop_server(process)
-
-    assert SECRET not in line
-    assert f"MLFLOW_BACKEND_STORE_URI={address}" in environment.split("\0")
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("_forked")
 def test_resumed_run_takes_the_secret_from_the_environment(address, tmp_path, monkeypatch, capsys):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlflow_store, "installed", lambda: False)
+        patch.setattr(stores, "installed", lambda: False)
         folder = interrupted_run(tmp_path, f"tracking.uri={address}", "tracking.mlflow=auto")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
 
@@ -150,7 +136,7 @@ def test_resumed_run_takes_the_secret_from_the_environment(address, tmp_path, mo
 @pytest.mark.slow
 def test_resumed_run_without_the_secret_asks_for_it_and_trains(address, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlflow_store, "installed", lambda: False)
+        patch.setattr(stores, "installed", lambda: False)
         folder = interrupted_run(tmp_path, f"tracking.uri={address}", "tracking.mlflow=auto")
 
     refused = app.main(["run", "--resume", str(folder), "tracking.mlflow=true"])
@@ -175,41 +161,41 @@ def test_address_without_its_secret_is_completed_from_the_environment(monkeypatc
     http, database = "http://***@host/a", "postgresql+psycopg2://***@host/db"
     for uri in (http, database):
         with pytest.raises(ConfigError, match=r"\$MLFLOW_TRACKING_URI"):
-            mlflow_store.address(uri)
+            stores.address(uri)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:s3cret@other/a")
     with pytest.raises(ConfigError):
-        mlflow_store.address(http)  # another server
+        stores.address(http)  # another server
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:s3cret@host/a")
-    assert mlflow_store.address(http) == "http://ann:s3cret@host/a"
+    assert stores.address(http).uri == "http://ann:s3cret@host/a"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg2://ann:s3cret@host/db")
-    assert mlflow_store.address(database) == "postgresql+psycopg2://ann:s3cret@host/db"
+    assert stores.address(database).uri == "postgresql+psycopg2://ann:s3cret@host/db"
 
 
 def test_credentials_of_mlflow_complete_an_address_of_http_alone(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
     with pytest.raises(ConfigError):
-        mlflow_store.address("http://***@host/a")
+        stores.address("http://***@host/a")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", SECRET)
 
-    assert mlflow_store.address("http://***@host/a") == "http://host/a"
+    assert stores.address("http://***@host/a").uri == "http://host/a"
     for uri in ("postgresql+psycopg2://***@host/db", "http://***@host/a?token=***"):
         with pytest.raises(ConfigError):
-            mlflow_store.address(uri)
+            stores.address(uri)
 
 
 def test_messages_of_errors_hide_secrets():
     error = RuntimeError(f"cannot connect to postgresql://ann:{SECRET}@host/db\x1b[31m")
 
-    reason = mlflow_errors.explain(error).reason
+    reason = errors.explain(error).reason
     assert reason == r"cannot connect to postgresql://***@host/db\x1b[31m"
 
 
 def test_links_to_a_server_have_no_secret(address, monkeypatch):
     said = []
-    monkeypatch.setattr(mlflow_store, "open_store", lambda uri: None)
-    monkeypatch.setattr(mlflow_ui, "links", lambda store: [("runs", "#/x")])
+    monkeypatch.setattr(stores, "open_store", lambda uri: None)
+    monkeypatch.setattr(ui, "links", lambda store: [("runs", "#/x")])
 
-    mlflow_ui.serve(address, 1, said.append)
+    ui.serve(address, 1, said.append)
 
     text = "".join(said)
     assert SECRET not in text
@@ -305,35 +291,35 @@ def test_sync_sends_no_credentials_to_the_address_of_a_folder(kind, tmp_path, ca
 @pytest.mark.usefixtures("own")
 def test_address_of_a_folder_must_be_the_users_own(uri):
     with pytest.raises(ConfigError, match=r"--uri ADDRESS"):
-        mlflow_store.address(uri, "folder")
+        stores.address(uri, "folder")
 
 
 @pytest.mark.parametrize(
     "uri", ["http://host:5000/a/", "HTTP://HOST:5000/a", "http://ann:x7@host:5000/a"]
 )
 def test_the_users_own_address_is_used_as_the_user_writes_it(uri, own):
-    assert mlflow_store.address(uri, "folder") == own
+    assert stores.address(uri, "folder").uri == own
 
 
 @pytest.mark.usefixtures("own")
 def test_local_stores_of_a_folder_and_addresses_of_the_user_are_used(monkeypatch):
-    monkeypatch.setenv(mlflow_store.FOLDER_VARIABLE, "true")
+    monkeypatch.setenv(stores.FOLDER_VARIABLE, "true")
     for uri in ("sqlite:////tmp/a.db", "file:///tmp/a", "mlruns"):
-        assert mlflow_store.address(uri, "folder") == uri
-    assert mlflow_store.address("http://other/a") == "http://other/a"
+        assert stores.address(uri, "folder").uri == uri
+    assert stores.address("http://other/a").uri == "http://other/a"
 
 
 def test_address_of_a_file_is_used_unless_there_are_credentials(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert mlflow_store.address("http://other", "file") == "http://other"
+    assert stores.address("http://other", "file").uri == "http://other"
     (tmp_path / ".mlflow").mkdir()
     (tmp_path / ".mlflow" / "credentials").touch()
     with pytest.raises(ConfigError):
-        mlflow_store.address("http://other", "file")
+        stores.address("http://other", "file")
     (tmp_path / ".mlflow" / "credentials").unlink()
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
     with pytest.raises(ConfigError, match=r"tracking\.uri=ADDRESS"):
-        mlflow_store.address("http://other", "file")
+        stores.address("http://other", "file")
 
 
 @pytest.mark.slow
@@ -341,7 +327,7 @@ def test_address_of_a_file_is_used_unless_there_are_credentials(monkeypatch, tmp
 def test_resumed_run_sends_nothing_to_the_address_of_its_folder(tmp_path, capsys):
     with foreign_server() as (uri, requests):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(mlflow_store, "installed", lambda: False)
+            patch.setattr(stores, "installed", lambda: False)
             folder = interrupted_run(tmp_path, f"tracking.uri={uri}", "tracking.mlflow=auto")
 
         code = app.main(["run", "--resume", str(folder)])
@@ -397,7 +383,7 @@ def test_run_sends_no_credentials_to_the_address_of_a_file(tmp_path, capsys):
 @pytest.mark.parametrize("is_planted", ["experiment", "run"])
 def test_local_database_does_not_lead_to_a_server(is_planted, tmp_path, uri):
     """A database can name the place of its files, to which MLflow sends its credentials."""
-    store = mlflow_store.open_store(uri)
+    store = stores.open_store(uri)
     with foreign_server() as (server, requests):
         if is_planted == "experiment":
             store.client.create_experiment("mine", f"{server}/files")
@@ -405,15 +391,14 @@ def test_local_database_does_not_lead_to_a_server(is_planted, tmp_path, uri):
             store.client.create_experiment("mine", tmp_path.as_uri())
         folder = folder_that_names("run", uri, tmp_path)
         if is_planted == "run":
-            first = RunMirror(store, folder, "mine")
-            first.send(None)
-            file = mlflow_store.database_file(uri)
+            Sender(store, folder, "mine").send(None)
+            file = stores.database_file(uri)
             with closing(sqlite3.connect(file)) as database:
                 database.execute("UPDATE runs SET artifact_uri = ?", (f"{server}/files",))
                 database.commit()
 
         with pytest.raises(ConfigError, match="credentials"):
-            RunMirror(store, folder, "mine").send(None)
+            Sender(store, folder, "mine").send(None)
 
         assert not requests()
 
@@ -428,32 +413,25 @@ def test_local_database_of_a_folder_keeps_files_below_itself(planted, tmp_path):
     private = tmp_path / "private"
     private.mkdir()
     (private / "config.yaml").write_text("mine")
-    own_one, others = (mlflow_store.open_store(uri, named_by) for named_by in ("user", "folder"))
+    own_one, others = (stores.open_store(Address(uri, by)) for by in ("user", "folder"))
     folder = folder_that_names("run", uri, tmp_path / "downloaded")
     place = private if planted == "experiment" else database.parent / "files"
     own_one.client.create_experiment("mine", place.as_uri())
     if planted != "experiment":
-        identity = RunIdentity("key", "name", 0)
-        MlflowRun(others, others.experiment("mine"), identity, None, SentCounts(), Uploads())
+        Sender(others, folder, "mine").send(None)
         [run] = others.client.search_runs([others.experiment("mine")])
         place = Path(urlsplit(run.info.artifact_uri).path)
-        if planted == "link":
-            place.mkdir(parents=True, exist_ok=True)
-            (place / "config.yaml").symlink_to(private / "config.yaml")
-        else:
-            with closing(sqlite3.connect(database)) as open_one:
+        (place / "config.yaml").unlink()
+        with closing(sqlite3.connect(database)) as open_one:
+            open_one.execute("DELETE FROM tags WHERE key LIKE 'mlflow.flbench.files%'")
+            if planted == "run":
                 open_one.execute("UPDATE runs SET artifact_uri = ?", (str(private),))
-                open_one.commit()
-        [run] = others.client.search_runs([others.experiment("mine")])
-
-    def send() -> None:
-        if planted == "experiment":
-            RunMirror(others, folder, "mine").send(None)
-        else:
-            MlflowRun(others, others.experiment("mine"), identity, run, SentCounts(), Uploads())
+            open_one.commit()
+        if planted == "link":
+            (place / "config.yaml").symlink_to(private / "config.yaml")
 
     with pytest.raises(UserError, match="link" if planted == "link" else "--uri"):
-        send()
+        Sender(others, folder, "mine").send(None)
 
     assert (private / "config.yaml").read_text() == "mine"
     assert list(private.iterdir()) == [private / "config.yaml"]
@@ -475,12 +453,12 @@ def test_database_of_the_current_folder_keeps_files_in_folders_of_mlflow(
     (theirs / "mlflow").mkdir()
     monkeypatch.chdir(theirs)
     file = theirs / "mlflow" / "flbench.db"
-    store = mlflow_store.open_store(f"sqlite:///{file}")
+    store = stores.open_store(f"sqlite:///{file}")
     place = tmp_path / "old" / "mlflow" / "artifacts" if planted == "moved" else private
     if planted in ("experiment", "moved"):
         store.client.create_experiment("digits-iid", place.as_uri())
     elif planted == "run":
-        RunMirror(store, folder).send(None)
+        Sender(store, folder).send(None)
         with closing(sqlite3.connect(file)) as database:
             database.execute("UPDATE runs SET artifact_uri = ?", (str(private),))
             database.commit()
@@ -555,18 +533,13 @@ def test_log_of_a_mirror_follows_no_link(tmp_path, monkeypatch):
     assert private.read_text() == "secret"
 
 
-def test_file_above_the_limit_is_not_sent(tmp_path, monkeypatch, uri):
-    monkeypatch.setattr(mlflow_run, "MAX_FILE_BYTES", 10)
-    store = mlflow_store.open_store(uri)
-    uploads = Uploads()
-    run = MlflowRun(
-        store, store.experiment("mine"), RunIdentity("key", "name", 0), None, SentCounts(), uploads
-    )
-    for name, size in (("small.csv", 10), ("predictions.csv", 11)):
+def test_file_above_the_limit_is_not_sent(tmp_path, monkeypatch):
+    monkeypatch.setattr(artifacts, "MAX_FILE_BYTES", 10)
+    for name, size in (("summary.json", 10), ("predictions.csv", 11)):
         (tmp_path / name).write_bytes(bytes(size))
+    files = artifacts.Files()
 
-    run.upload_files([tmp_path / "small.csv", tmp_path / "predictions.csv"])
-    uploads.send(store.shown, is_last=True)
+    files.add(tmp_path, ["summary.json", "predictions.csv"])
 
-    assert list(run.uploaded_files) == ["small.csv"]
-    assert "not sent: 11 bytes" in run.tags["file.predictions.csv"]
+    assert [file.name for file in files.found] == ["summary.json"]
+    assert "11 bytes" in files.tags["not_sent.predictions.csv"]

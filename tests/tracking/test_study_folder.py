@@ -1,58 +1,43 @@
-"""The mirror and the report of a study read the same trials."""
+"""A study whose files are damaged, as the mirror reads it."""
 
 import json
-import random
 
 import pytest
 
 from flbench.core.errors import DataError
 from flbench.results import study_folder
-from flbench.tracking.study_folder import best_folder, trial_folders
-from tests.tuning.studies import begin, trial, write
+from flbench.tracking.tree import tree
+from tests.support import run
+from tests.tracking import study as made
+from tests.tuning.studies import begin, write
 
-SCORES = (None, float("nan"), float("inf"), float("-inf"), -1.0, 0.0, 0.5, 0.75, 1, 1.0)
+pytestmark = pytest.mark.slow
 
 
-def test_winner_is_that_of_the_report(tmp_path, subtests):
-    for seed in range(40):
-        draw = random.Random(seed)
-        study = begin(tmp_path / f"study{seed}", "hfcd")
-        for index in range(draw.randrange(7)):
-            state = draw.choice(["finished", "finished", *study_folder.STATES])
-            trial(study, "hfcd", index, draw.choice(SCORES), state=state)
-
-        found, damaged = trial_folders(study / "trials" / "hfcd")
-
-        mirrored, reported = best_folder(found), study_folder.read(study).winner("hfcd")
-        with subtests.test(seed=seed):
-            assert not damaged
-            assert (mirrored and mirrored.trial) == reported
-            assert mirrored is None or mirrored.path.name == f"{reported.index:03d}"
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    runs = {"fedavg": run(tmp_path_factory.mktemp("runs"), "algorithm=fedavg", "train.rounds=1")[0]}
+    return made.make(tmp_path_factory.mktemp("studies"), runs, finals=False)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *[(key, None) for key in ("method", "kind", "state", "params", "round", "started")],
-        *[
-            ("index", "three"),
-            ("params", 3),
-            ("started", "yesterday"),
-            ("ended", "now"),
-            ("of", "a"),
-        ],
+        *[(key, None) for key in ("method", "state", "params", "round")],
+        *[("index", "three"), ("params", 3), ("started", "yesterday"), ("ended", "now")],
     ],
 )
-def test_invalid_trial_json_is_an_error_and_the_other_trials_are_read(tmp_path, key, value):
-    study = begin(tmp_path / "study", "hfcd")
-    trial(study, "hfcd", 0, 0.5)
-    broken = trial(study, "hfcd", 1, 0.6)
-    file = study / "trials" / "hfcd" / "001" / "trial.json"
-    write(file, {k: v for k, v in broken.items() if k != key} | ({key: value} if value else {}))
+def test_invalid_trial_json_is_an_error_and_the_other_trials_are_read(path, key, value):
+    file = path / "trials" / "fedavg" / "001" / "trial.json"
+    text = file.read_text()
+    kept = {name: one for name, one in json.loads(text).items() if name != key}
+    write(file, kept | ({key: value} if value else {}))
 
-    found, [error] = trial_folders(study / "trials" / "hfcd")
+    nodes, [error] = tree(path, "unknown")
 
-    assert [each.path.name for each in found] == ["000"]
+    file.write_text(text)
+    names = [node.name for node in nodes if node.kind == "trial"]
+    assert names == ["fedavg 000", "fedavg 002", "fedavg 003"]
     assert str(error).startswith(f"{file} is damaged (")
 
 

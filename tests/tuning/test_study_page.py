@@ -6,13 +6,13 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from flbench.tracking.study_folder import best_folder, trial_folders
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 import flbench as fl
 from flbench.cli.app import main
 from flbench.results import study_folder
-from flbench.tracking.study_folder import best_folder, trial_folders
 from flbench.tuning import plan, tables
 from flbench.tuning import study_page as results_of
 from flbench.tuning.failures import find_failures

@@ -55,7 +55,7 @@ ELSEWHERE = {
     "DEFAULT": "needs pretrained weights, which are downloaded",
     "hospitals.zip": "needs a file of the user",
     "--scale full": "takes days",
-    "flbench ui": "serves until it is stopped (tests/tracking/test_mlflow_app.py)",
+    "flbench ui": "serves until it is stopped (tests/tracking/test_ui.py)",
     "{samples: windows": "needs a file of the user",
 }
 WORDS = (*QUIET, *(f"{key}={value}" for key, value in SMALL.items()))

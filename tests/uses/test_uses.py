@@ -223,11 +223,18 @@ def test_mlflow_has_the_figures_of_the_study(study, folder):
             metrics = runs[f"{method} {trial['index']:03d}"].data.metrics
             assert metrics["validation/rare_recall"] == pytest.approx(trial["score"], abs=1e-9)
     for name, finals in finals_of(study).items():
-        method, _, tuned = name.partition(" ")
         for run in finals:
             seed = re.sub(r".*-seed", "", run.name)
-            metrics = runs[f"{tuned or 'default'}{seed} {method}"].data.metrics
-            assert metrics["best/test/rare_recall"] == pytest.approx(rare_recall(run), abs=1e-9)
+            found = runs[f"seed{seed} {name}"].data
+            assert found.tags["method"] == name
+            assert found.metrics["rare_recall"] == pytest.approx(rare_recall(run), abs=1e-9)
+            recall = of_best(pd.read_csv(run / "per_class.csv")).set_index("class")
+            for number, value in recall["recall"].dropna().items():
+                assert found.metrics[f"recall/{number}"] == pytest.approx(value, abs=1e-9)
+        mean = np.mean([rare_recall(run) for run in finals])
+        assert runs[name].data.metrics["rare_recall"] == pytest.approx(mean, abs=1e-9)
+        assert runs[study.name].data.metrics[f"rare_recall/{name}"] == pytest.approx(mean, abs=1e-9)
+    assert max(len(run.data.metrics) for run in runs.values()) <= 40
 
 
 # A method of the user's own, and a script

@@ -1,10 +1,10 @@
-"""MLflow's store: its address, and how it is opened."""
+"""MLflow's store: its address, who names it, and how it is opened."""
 
 import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
@@ -18,7 +18,6 @@ from filelock import FileLock
 from flbench.core import files
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.text import HTTP, MASK, is_of_this_machine, redact_address, without_user
-from flbench.tracking import mlflow_view
 
 NOT_INSTALLED: Final = "MLflow is not installed. Install it: pip install 'flbench[mlflow]'"
 ADDRESS_VARIABLE: Final = "MLFLOW_TRACKING_URI"
@@ -26,22 +25,15 @@ NamedBy = Literal["user", "file", "folder", "nobody"]
 """Who names an address: the user in a command or call, a configuration file, a folder of results,
 or nobody: it is the database in the current folder, which may be somebody else's."""
 FOLDER_VARIABLE: Final = "MLFLOW_ALLOW_FILE_STORE"
+TIMEOUT_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+RETRIES_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 DATABASE_SERVERS: Final = ("postgresql", "mysql", "mssql")
 OWN_FOLDERS: Final = ("mlflow", "artifacts")
 """Folders of the files of a database that nobody has named."""
-_WHO: Final = {
-    "file": "a file names it",
-    "folder": "a folder names it",
-    "nobody": "you have not named it",
-}
-TIMEOUT_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-RETRIES_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
-UPLOAD_SECONDS: Final = "60"
-SMALL_FILE: Final = 1_000_000  # bytes; a larger file has more time
-LONGEST_VIEW: Final = 20_000  # characters, MLflow's limit
+GIVE: Final = "--uri ADDRESS for flbench sync, tracking.uri=ADDRESS for flbench run, compare, tune"
 LOCK_SECONDS: Final = 20.0  # a database of SQLite may be locked; MLflow waits as long
 ENVIRONMENT: Final = {
-    RETRIES_VARIABLE: "0",  # the mirror retries by itself
+    RETRIES_VARIABLE: "0",  # the mirror tries again by itself
     TIMEOUT_VARIABLE: "2",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -51,16 +43,6 @@ ENVIRONMENT: Final = {
 }
 """Variables that configure MLflow. A value in the user's environment has precedence."""
 _set_here: set[str] = set()  # variables of the environment that the user has not set
-
-
-def who_names(uri: str | None, named_by: NamedBy) -> NamedBy:
-    """Return who names the store at `address(uri, named_by)`.
-
-    Args:
-        uri: What was asked for.
-        named_by: Who names it.
-    """
-    return named_by if uri or os.environ.get(ADDRESS_VARIABLE) else "nobody"
 
 
 def installed() -> bool:
@@ -82,8 +64,66 @@ def require() -> None:
         raise UserError(f"{NOT_INSTALLED}.")
 
 
-def address(uri: str | None, named_by: NamedBy = "user") -> str:
-    """Return the address of the store, with its user and password.
+@dataclass(frozen=True)
+class Address:
+    """The address of a store.
+
+    Attributes:
+        uri: The address, with its user and password.
+        named_by: Who names it. What the user has not named is opened and written to only if it is
+            a database of MLflow that keeps its files below its own folder.
+    """
+
+    uri: str
+    named_by: NamedBy = "user"
+
+    @property
+    def shown(self) -> str:
+        """The address without its secrets."""
+        return redact_address(self.uri)
+
+    def check_artifacts(self, location: str) -> None:
+        """Check where a local database keeps the files of an experiment or a run.
+
+        The database may be somebody else's. MLflow sends its credentials to a server, and
+        overwrites files in a folder that the database names.
+
+        Args:
+            location: Address of the files.
+
+        Raises:
+            ConfigError: The location is a server; or the user has not named the store, and the
+                location is not a folder below that of the database.
+            UserError: The user has not named the store, and a file or folder there is a link.
+        """
+        if not is_of_this_machine(self.uri):
+            return
+        shown, folder = redact_address(location), _path(location)
+        if urlsplit(location).scheme in (*HTTP, "mlflow-artifacts"):
+            raise ConfigError(
+                f"{self.uri} keeps files at {shown}, a server that would get MLflow's credentials."
+                " Choose another experiment (tracking.experiment=NAME), or give the server itself:"
+                f" {GIVE}."
+            )
+        if self.named_by == "user":
+            return
+        file = database_file(self.uri)
+        own = file.absolute().parent if file is not None else _path(self.uri) or Path.cwd()
+        # The folder of a project may have been moved or copied with its database.
+        is_moved = self.named_by == "nobody" and folder is not None and _is_own(folder)
+        is_below = folder is not None and folder.resolve().is_relative_to(own.resolve())
+        if folder is None or not (is_moved or is_below):
+            raise ConfigError(
+                f"{self.uri} keeps files at {shown}, which is not below its own folder, and you"
+                f" have not named it. If it is yours, give it yourself: {GIVE}."
+            )
+        for above, names, others in os.walk(folder):
+            for name in (*names, *others):
+                files.check_no_link(Path(above, name))
+
+
+def address(uri: str | None, named_by: NamedBy = "user") -> Address:
+    """Return the address of the store: the only place that decides whether it is trusted.
 
     MLflow sends the credentials of the environment, and those of ~/.mlflow/credentials, to any
     server. So an address that a folder of results or a configuration file names may be one that
@@ -102,28 +142,29 @@ def address(uri: str | None, named_by: NamedBy = "user") -> str:
             address is one of a folder or file and not the user's own; or MLflow keeps nothing
             there.
     """
-    found = _address(uri, named_by)
-    _check_keeps(found)
-    return found
-
-
-def _address(uri: str | None, named_by: NamedBy) -> str:
-    """Return the address of the store; see `address`."""
     in_environment = os.environ.get(ADDRESS_VARIABLE)
-    if not uri:
-        return in_environment or _of_file(Path.cwd() / "mlflow" / "flbench.db")
+    if not uri and not in_environment:
+        return Address(_of_file(Path.cwd() / "mlflow" / "flbench.db"), "nobody")
+    found = _trusted(uri, named_by, in_environment) if uri else str(in_environment)
+    _check_keeps(found)
+    return Address(found, named_by)
+
+
+def _trusted(uri: str, named_by: NamedBy, in_environment: str | None) -> str:
+    """Return an address that was named, completed by its secrets, if it may be used."""
     shown = redact_address(uri)
     if named_by != "user" and in_environment and _place(shown) == _place(in_environment):
         return in_environment
     found = _completed(uri, in_environment)
-    is_trusted = named_by == "user" or is_of_this_machine(found)
-    if is_trusted or (named_by == "file" and not _any_credentials()):
+    if named_by == "user" or is_of_this_machine(found):
+        return found
+    if named_by == "file" and not _any_credentials():
         return found
     what = "results" if named_by == "folder" else "credentials of MLflow"
     raise ConfigError(
         f"{shown} is an address that a {named_by} names, and not that of ${ADDRESS_VARIABLE}. To"
         f" send {what} there, set ${ADDRESS_VARIABLE}={shown}, or give the address yourself:"
-        " tracking.uri=ADDRESS for flbench run, compare and tune, --uri ADDRESS for flbench sync."
+        f" {GIVE}."
     )
 
 
@@ -133,24 +174,17 @@ def _place(uri: str) -> str:
 
 
 def _check_keeps(uri: str) -> None:
-    """Check that MLflow keeps runs at an address.
-
-    Raises:
-        ConfigError: It is a database in memory, or a folder.
-    """
+    """Raise a ConfigError if an address is a database in memory or a folder: MLflow keeps none."""
     shown = redact_address(uri)
-    cure = (
-        "Give the file of a database: sqlite:///FILE, by tracking.uri, --uri (flbench sync, ui) or"
-        f" ${ADDRESS_VARIABLE}."
-    )
+    cure = f"Give the file of a database, sqlite:///FILE: {GIVE}; or set ${ADDRESS_VARIABLE}"
     scheme, colon, rest = uri.partition(":")
     path = rest.partition("?")[0].lstrip("/")
     if scheme.partition("+")[0] == "sqlite" and (not path or ":memory:" in rest):
-        raise ConfigError(f"{shown} is a database in memory, which ends with the process. {cure}")
+        raise ConfigError(f"{shown} is a database in memory, which ends with the process. {cure}.")
     is_folder = scheme == "file" if colon else is_of_this_machine(uri)
     if is_folder and os.environ.get(FOLDER_VARIABLE, "").lower() not in ("true", "1"):
         raise ConfigError(
-            f"{shown} is a folder, in which MLflow 3.13 and later keep no runs. {cure}\nTo go on"
+            f"{shown} is a folder, in which MLflow 3.13 and later keep no runs. {cure}.\nTo go on"
             f" with a folder, convert it (mlflow migrate-filestore) or set {FOLDER_VARIABLE}=true."
         )
 
@@ -168,26 +202,25 @@ def _completed(uri: str, in_environment: str | None) -> str:
     others = " (or $MLFLOW_TRACKING_USERNAME and $MLFLOW_TRACKING_PASSWORD)" if is_http else ""
     raise ConfigError(
         f"the password of {uri} is not stored in the run folder. Set ${ADDRESS_VARIABLE} to the"
-        f" complete address{others}, or give the address again: tracking.uri=ADDRESS for flbench"
-        " run, --uri ADDRESS for flbench sync."
+        f" complete address{others}, or give the address again: {GIVE}."
     )
 
 
 def _has_credentials() -> bool:
     """Return whether the environment has credentials that MLflow sends to any server."""
-    names = [
-        name
-        for name in ("USERNAME", "PASSWORD", "TOKEN")
-        if os.environ.get(f"MLFLOW_TRACKING_{name}")
-    ]
-    return "TOKEN" in names or len(names) == 2
+    given = {name for name in ("USERNAME", "PASSWORD", "TOKEN") if _of_tracking(name)}
+    return "TOKEN" in given or len(given) == 2
 
 
 def _any_credentials() -> bool:
     """Return whether MLflow has credentials that it sends to any server."""
-    variables = ("USERNAME", "PASSWORD", "TOKEN", "AUTH", "AWS_SIGV4", "CLIENT_CERT_PATH")
-    in_environment = any(os.environ.get(f"MLFLOW_TRACKING_{name}") for name in variables)
+    names = ("USERNAME", "PASSWORD", "TOKEN", "AUTH", "AWS_SIGV4", "CLIENT_CERT_PATH")
+    in_environment = any(map(_of_tracking, names))
     return in_environment or Path("~/.mlflow/credentials").expanduser().exists()
+
+
+def _of_tracking(name: str) -> str | None:
+    return os.environ.get(f"MLFLOW_TRACKING_{name}")
 
 
 def database_file(uri: str) -> Path | None:
@@ -224,7 +257,7 @@ def artifact_location(uri: str) -> str | None:
     That is the folder `artifacts` beside an SQLite database, `mlflow/artifacts` for another
     database, and None for a server, which chooses the place itself.
     """
-    if urlsplit(uri).scheme in ("http", "https"):
+    if urlsplit(uri).scheme in HTTP:
         return None
     file = database_file(uri)
     folder = Path.cwd() / "mlflow" if file is None else file.absolute().parent
@@ -237,115 +270,45 @@ class Store:
 
     Attributes:
         client: MLflow's client.
-        uri: Address of the store.
-        named_by: Who names the address.
+        address: Its address.
     """
 
     client: Any
-    uri: str
-    named_by: NamedBy = "user"
+    address: Address
 
     @property
-    def shown(self) -> str:
-        """Address of the store without its secrets."""
-        return redact_address(self.uri)
+    def uri(self) -> str:
+        """Its address as a text."""
+        return self.address.uri
 
     def experiment(self, name: str) -> str:
         """Return the id of an experiment, which is made if it does not exist.
 
         Raises:
-            ConfigError: The experiment was deleted, or a local database keeps its files on a server
-                of HTTP.
+            ConfigError: The experiment was deleted, or see `Address.check_artifacts`.
         """
         from mlflow.exceptions import MlflowException
 
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                created = str(self.client.create_experiment(name, artifact_location(self.uri)))
+                uri = self.address.uri
+                return str(self.client.create_experiment(name, artifact_location(uri)))
             except MlflowException:  # another process made it in the meantime
                 experiment = self.client.get_experiment_by_name(name)
                 if experiment is None:
                     raise
-            else:
-                self.set_view(created, mlflow_view.RUNS_VIEW, mlflow_view.runs_view())
-                return created
         if experiment.lifecycle_stage != "active":
             raise ConfigError(
                 f"the experiment `{name}` was deleted in MLflow. Restore it there, or choose"
                 " another: tracking.experiment=NAME."
             )
-        self.check_artifacts(experiment.artifact_location)
+        self.address.check_artifacts(experiment.artifact_location)
         return str(experiment.experiment_id)
 
-    def check_artifacts(self, location: str) -> None:
-        """Check where a local database keeps the files of its runs.
-
-        The database may be somebody else's. MLflow sends its credentials to a server, and
-        overwrites files in a folder that the database names.
-
-        Args:
-            location: Address of the files of an experiment or a run.
-
-        Raises:
-            ConfigError: The store is local, and the location is a server; or the user has not named
-                the store, and the location is not a folder below that of the database.
-        """
-        if not is_of_this_machine(self.uri):
-            return
-        shown = redact_address(location)
-        if urlsplit(location).scheme in (*HTTP, "mlflow-artifacts"):
-            raise ConfigError(
-                f"{self.uri} keeps files at {shown}, a server that would get MLflow's credentials."
-                " Choose another experiment: tracking.experiment=NAME, or give the server: --uri"
-                " ADDRESS or tracking.uri=ADDRESS."
-            )
-        if self.named_by == "user":
-            return
-        folder = _path(location)
-        # The folder of a project may have been moved or copied with its database.
-        if self.named_by == "nobody" and folder is not None and _is_own(folder):
-            return
-        if folder is None or not folder.resolve().is_relative_to(_folder(self.uri).resolve()):
-            raise ConfigError(
-                f"{self.uri} keeps files at {shown}, which is not below its own folder, and"
-                f" {_WHO[self.named_by]}. If it is yours, give it yourself: --uri ADDRESS for"
-                " flbench sync, tracking.uri=ADDRESS for flbench run, compare and tune."
-            )
-
-    def check_no_links(self, location: str) -> None:
-        """Check that no file of a run is a link, in a local store that the user has not named.
-
-        Args:
-            location: Address of the files of the run.
-
-        Raises:
-            UserError: A file or folder is a link.
-        """
-        folder = _path(location)
-        if self.named_by != "user" and folder is not None:
-            for above, names, others in os.walk(folder):
-                for name in (*names, *others):
-                    files.check_no_link(Path(above, name))
-
-    def set_view(self, experiment: str, name: str, view: str) -> None:
-        """Set a view of an experiment's table; see `flbench.tracking.mlflow_view`.
-
-        MLflow refuses a view that is too long; its pages then show the columns that a user picks.
-        """
-        if len(view) > LONGEST_VIEW:
-            return
-        self.client.set_experiment_tag(experiment, mlflow_view.VIEW_TAG_PREFIX + name, view)
-
-    def runs(self, experiment: str, tag: str, identifier: str) -> Iterator[Any]:
-        """Yield the runs of an experiment whose tag has a value.
-
-        Args:
-            experiment: MLflow's id of the experiment.
-            tag: Name of the tag.
-            identifier: The value, see `mlflow_names.identifier`.
-        """
-        query, token = f"tags.`{tag}` = '{identifier}'", None
+    def runs(self, experiment: str, query: str) -> Iterator[Any]:
+        """Yield the runs of an experiment that a query finds."""
+        token = None
         while True:
             page = self.client.search_runs([experiment], query, page_token=token)
             yield from page
@@ -365,17 +328,10 @@ def _path(location: str) -> Path | None:
 
 def _is_own(folder: Path) -> bool:
     """Return whether a path is that of the files of a database `mlflow/flbench.db`."""
-    parts = folder.resolve().parts
-    return any(pair == OWN_FOLDERS for pair in pairwise(parts))
+    return any(pair == OWN_FOLDERS for pair in pairwise(folder.resolve().parts))
 
 
-def _folder(uri: str) -> Path:
-    """Return the folder of a local store: that of its database, or the one with its files."""
-    file = database_file(uri)
-    return file.absolute().parent if file is not None else _path(uri) or Path.cwd()
-
-
-def _check_is_store(uri: str, named_by: NamedBy) -> None:
+def _check_is_store(address: Address) -> None:
     """Check that a file which the user has not named is a database of MLflow, or does not exist.
 
     Opening a database makes MLflow's tables in it.
@@ -383,8 +339,8 @@ def _check_is_store(uri: str, named_by: NamedBy) -> None:
     Raises:
         UserError: The file is a link, or something else.
     """
-    file = database_file(uri)
-    if named_by == "user" or file is None or not (file.exists() or file.is_symlink()):
+    file = database_file(address.uri)
+    if address.named_by == "user" or file is None or not (file.exists() or file.is_symlink()):
         return
     files.check_no_link(file)
     if "experiments" not in _tables(file) and (lock_file := _lock_of(file)).exists():
@@ -392,9 +348,8 @@ def _check_is_store(uri: str, named_by: NamedBy) -> None:
             pass
     if "experiments" not in _tables(file):
         raise UserError(
-            f"{file} is not a database of MLflow, and {_WHO[named_by]}. Name the store yourself:"
-            " --uri ADDRESS for flbench sync, tracking.uri=ADDRESS for flbench run, compare and"
-            " tune."
+            f"{file} is not a database of MLflow, and you have not named it. Name the store"
+            f" yourself: {GIVE}."
         )
 
 
@@ -412,18 +367,18 @@ def _lock_of(file: Path) -> Path:
     return file.with_name(file.name + ".lock")
 
 
-def open_store(uri: str, named_by: NamedBy = "user") -> Store:
+def open_store(address: Address | str) -> Store:
     """Open a store. A database that does not exist is made.
 
     Args:
-        uri: Address of the store.
-        named_by: Who names it.
+        address: Its address; a text is one that the user has named.
 
     Raises:
         UserError: The user has not named it, and it is not a database of MLflow.
-        Exception: The store cannot be used: one of `mlflow_errors.connection_errors`.
+        Exception: The store cannot be used: one of `errors.connection_errors`.
     """
-    _check_is_store(uri, named_by)
+    address = Address(address) if isinstance(address, str) else address
+    _check_is_store(address)
     for name, value in ENVIRONMENT.items():
         if name not in os.environ:
             os.environ[name] = value
@@ -432,26 +387,17 @@ def open_store(uri: str, named_by: NamedBy = "user") -> Store:
 
     # It prints the traceback of an error that it raises too.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    _check_answers(uri)
-    with _exclusive(uri):
-        client = MlflowClient(tracking_uri=for_mlflow(uri))
+    if urlsplit(address.uri).scheme.partition("+")[0] in DATABASE_SERVERS:
+        from sqlalchemy import create_engine
+        from sqlalchemy.pool import NullPool
+
+        # MLflow would try for 100 seconds to reach the server.
+        with create_engine(address.uri, poolclass=NullPool).connect():
+            pass
+    with _exclusive(address.uri):
+        client = MlflowClient(tracking_uri=for_mlflow(address.uri))
         client.search_experiments(max_results=1)  # makes the tables
-    return Store(client, uri, named_by)
-
-
-def _check_answers(uri: str) -> None:
-    """Open a connection to a database server, which MLflow tries for 100 seconds.
-
-    Raises:
-        Exception: The server does not answer, refuses the user, or its driver is not installed.
-    """
-    if urlsplit(uri).scheme.partition("+")[0] not in DATABASE_SERVERS:
-        return
-    from sqlalchemy import create_engine
-    from sqlalchemy.pool import NullPool
-
-    with create_engine(uri, poolclass=NullPool).connect():
-        pass
+    return Store(client, address)
 
 
 @contextmanager
@@ -461,7 +407,9 @@ def settings(values: Mapping[str, str]) -> Iterator[None]:
     Args:
         values: Variables of the environment. One that the user has set keeps its value.
     """
-    mine = {name: value for name, value in values.items() if _is_free(name)}
+    mine = {
+        name: value for name, value in values.items() if name not in os.environ or name in _set_here
+    }
     before = {name: os.environ.get(name) for name in mine}
     os.environ.update(mine)
     _set_here.update(mine)
@@ -476,20 +424,6 @@ def settings(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _is_free(name: str) -> bool:
-    """Return whether the user has not set a variable of the environment."""
-    return name not in os.environ or name in _set_here
-
-
-def upload_settings(size: int) -> AbstractContextManager[None]:
-    """Wait longer for the server's answers inside the context, in which a large file is sent.
-
-    Args:
-        size: Size of the file in bytes.
-    """
-    return settings({TIMEOUT_VARIABLE: UPLOAD_SECONDS} if size > SMALL_FILE else {})
-
-
 @contextmanager
 def _exclusive(uri: str) -> Iterator[None]:
     """Prevent other processes from opening the same database inside the context.
@@ -497,7 +431,7 @@ def _exclusive(uri: str) -> Iterator[None]:
     MLflow fails if several processes make a database's tables at once. A server makes its own
     tables, so it needs no lock.
     """
-    if urlsplit(uri).scheme in ("http", "https"):
+    if urlsplit(uri).scheme in HTTP:
         yield
         return
     file = database_file(uri)
@@ -509,11 +443,8 @@ def _exclusive(uri: str) -> Iterator[None]:
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock_file):
         if file is not None:
-            connection = sqlite3.connect(file, timeout=LOCK_SECONDS)
-            try:
-                # With this mode, which the file keeps, readers and a writer do not wait for each
+            with closing(sqlite3.connect(file, timeout=LOCK_SECONDS)) as connection:
+                # In this mode, which the file keeps, readers and a writer do not wait for each
                 # other.
                 connection.execute("PRAGMA journal_mode=WAL")
-            finally:
-                connection.close()
         yield

@@ -17,7 +17,8 @@ from filelock import FileLock
 
 from flbench.core.errors import UserError
 from flbench.core.text import is_of_this_machine
-from flbench.tracking import mlflow_store
+from flbench.tracking import store as stores
+from flbench.tracking.store import Address
 from tests.tracking.forked import CONTEXT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,27 +27,27 @@ HERE = pytest.mark.mlflow
 
 def test_address_is_the_option_then_the_environment_then_a_local_database(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    local = mlflow_store.address(None)
+    local = stores.address(None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://a")
 
-    assert local == f"sqlite:///{tmp_path}/mlflow/flbench.db"
-    assert mlflow_store.database_file(local) == tmp_path / "mlflow" / "flbench.db"
-    assert mlflow_store.address(None) == "http://a"
-    assert mlflow_store.address("http://b") == "http://b"
+    assert local == Address(f"sqlite:///{tmp_path}/mlflow/flbench.db", "nobody")
+    assert stores.database_file(local.uri) == tmp_path / "mlflow" / "flbench.db"
+    assert stores.address(None) == Address("http://a")
+    assert stores.address("http://b", "file") == Address("http://b", "file")
 
 
 def test_artifacts_lie_beside_a_database_and_where_a_server_says(tmp_path):
-    local = mlflow_store.artifact_location(f"sqlite:///{tmp_path}/x.db")
+    local = stores.artifact_location(f"sqlite:///{tmp_path}/x.db")
 
     assert local == (tmp_path / "artifacts").as_uri()
-    assert mlflow_store.artifact_location("http://127.0.0.1:5000") is None
+    assert stores.artifact_location("http://127.0.0.1:5000") is None
 
 
 def test_a_folder_called_mlflow_is_not_mlflow(tmp_path):
     """An interpreter without installed packages, in a folder with `mlflow/`."""
     (tmp_path / "mlflow").mkdir()
     (tmp_path / "filelock").symlink_to(Path(filelock.__file__).parent)  # which flbench imports
-    script = "import mlflow; from flbench.tracking import mlflow_store as s; print(s.installed())"
+    script = "import mlflow; from flbench.tracking import store as s; print(s.installed())"
 
     done = subprocess.run(
         [sys.executable, "-S", "-c", script],
@@ -78,7 +79,7 @@ def test_lock_of_a_store_follows_no_link(uri, tmp_path, monkeypatch):
     ):
         link.symlink_to(private)
 
-    with suppress(OSError), mlflow_store._exclusive(address):
+    with suppress(OSError), stores._exclusive(address):
         pass
 
     assert private.read_text() == "secret"
@@ -105,7 +106,7 @@ def test_lock_of_a_store_is_not_in_the_folder_for_temporary_files(planted, tmp_p
     with ExitStack() as stack:
         if planted == "locked":
             stack.enter_context(FileLock(lock))
-        stack.enter_context(mlflow_store._exclusive(address))
+        stack.enter_context(stores._exclusive(address))
 
         assert list(shared.iterdir()) == [lock]
     assert private.read_text() == "secret"
@@ -125,10 +126,10 @@ def test_check_of_a_database_waits_for_the_process_that_makes_its_tables(tmp_pat
 
     file.touch()
     with pytest.raises(UserError, match="is not a database of MLflow"):
-        mlflow_store.open_store(uri, "nobody")
+        stores.open_store(Address(uri, "nobody"))
     file.with_name("flbench.db.lock").touch()
     monkeypatch.setattr(FileLock, "acquire", make)  # returns once the other process is ready
-    mlflow_store._check_is_store(uri, "nobody")
+    stores._check_is_store(Address(uri, "nobody"))
     assert len(waited) == 1
 
 
@@ -137,10 +138,10 @@ def test_check_of_a_database_waits_for_the_process_that_makes_its_tables(tmp_pat
 def test_three_processes_may_be_the_first_at_once(tmp_path):
     pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path}/new/flbench.db"
-    mlflow_store.open_store(f"sqlite:///{tmp_path}/other.db")  # imports all before the forks
+    stores.open_store(f"sqlite:///{tmp_path}/other.db")  # imports all before the forks
 
     def begin():
-        mlflow_store.open_store(uri, "nobody").experiment("e")
+        stores.open_store(Address(uri, "nobody")).experiment("e")
 
     processes = [CONTEXT.Process(target=begin) for _ in range(3)]
     for process in processes:
@@ -148,7 +149,7 @@ def test_three_processes_may_be_the_first_at_once(tmp_path):
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    found = mlflow_store.open_store(uri).client.search_experiments(filter_string="name = 'e'")
+    found = stores.open_store(uri).client.search_experiments(filter_string="name = 'e'")
     assert len(found) == 1
 
 
@@ -158,11 +159,11 @@ def test_a_database_lies_in_the_working_folder_whatever_its_name(name, tmp_path,
     folder.mkdir()
     monkeypatch.chdir(folder)
 
-    uri = mlflow_store.address(None, "folder")
+    uri = stores.address(None, "folder").uri
 
-    assert mlflow_store.database_file(uri) == folder / "mlflow" / "flbench.db"
+    assert stores.database_file(uri) == folder / "mlflow" / "flbench.db"
     assert is_of_this_machine(uri)
-    location = urlsplit(mlflow_store.artifact_location(uri))
+    location = urlsplit(stores.artifact_location(uri))
     assert Path(url2pathname(location.path)) == folder / "mlflow" / "artifacts"
 
 
@@ -174,7 +175,7 @@ def test_nothing_is_written_beside_a_working_folder_with_any_name(tmp_path, monk
     folder.mkdir()
     monkeypatch.chdir(folder)
 
-    store = mlflow_store.open_store(mlflow_store.address(None), "nobody")
+    store = stores.open_store(stores.address(None))
     run = store.client.create_run(store.experiment("e"))
     store.client.log_text(run.info.run_id, "content", "file.txt")
 
@@ -183,4 +184,4 @@ def test_nothing_is_written_beside_a_working_folder_with_any_name(tmp_path, monk
     [file] = folder.glob("mlflow/artifacts/*/artifacts/file.txt")
     assert file.read_text() == "content"
     assert list(tmp_path.iterdir()) == [folder]
-    store.check_artifacts(run.info.artifact_uri)  # it is below the folder of the database
+    store.address.check_artifacts(run.info.artifact_uri)  # it is below the folder of the database

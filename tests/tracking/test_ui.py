@@ -5,7 +5,7 @@ from base64 import b64encode
 
 import pytest
 
-from flbench.tracking.mlflow_app import Guarded
+from flbench.tracking.ui import Guarded
 
 PASSWORD = "right:one"
 

@@ -1,0 +1,228 @@
+"""The files that MLflow gets of a folder."""
+
+import csv
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import lru_cache
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from flbench.core import files
+from flbench.core.documents import as_data_error, read_json
+from flbench.core.errors import DataError
+from flbench.core.text import read_cell
+from flbench.results.checkpoint_files import files_of
+from flbench.tracking import measures
+
+OF_TRIAL: Final = ("config.yaml", "trial.json")
+OF_RUN: Final = ("config.yaml", "partition.json", "provenance.json")
+OF_RESULTS: Final = (
+    *("summary.json", "report.html", "clients.csv", "new_clients.csv", "per_class.csv"),
+    *("confusion.csv", "learned.json", "predictions.csv"),
+)
+OF_CAMPAIGN: Final = (
+    *("study.json", "comparison.json", "failures.json", "report.html", "report.md", "report.json"),
+    *("trials.csv", "results.json", "study.md"),
+)
+TABLES: Final = (
+    *("leaderboard", "scores", "pairs", "classes", "clients", "client_spread", "new_clients"),
+    *("targets", "trials"),
+)
+"""Tables of a report that MLflow's pages show as tables; the curves are those of the cells."""
+TEXT_COLUMNS: Final = (  # a class may be called 01_1, which float() accepts
+    *("moment", "name", "shift", "place", "method", "first", "second", "verdict", "groups"),
+    *("better_than", "split", "warning", "test", "metric", "measure", "state", "reason"),
+)
+MAX_FILE_BYTES: Final = 2 * 2**30
+MAX_CHECKPOINT_BYTES: Final = 10_000_000
+"""Largest size of a file, and of a checkpoint with all of its files, that is sent."""
+
+_pictures: dict[tuple[str, str], bytes] = {}  # of partitions, by the digests of their files
+
+
+class File(NamedTuple):
+    """A file of a run in MLflow.
+
+    Attributes:
+        name: Its path among the run's artifacts.
+        content: The file itself, or its bytes.
+        digest: Hash of name and content.
+    """
+
+    name: str
+    content: Path | bytes
+    digest: str
+
+
+class Files:
+    """Collects the files of a node.
+
+    Attributes:
+        found: The files.
+        tags: Tags of the node: what is not sent, and which files its page shows as tables.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[File] = []
+        self.tags: dict[str, str] = {}
+
+    def add(self, folder: Path, names: Iterable[str], inside: str = "") -> None:
+        """Add files of a folder; one that does not exist is left out.
+
+        Raises:
+            UserError: A file is a link.
+        """
+        for name in names:
+            file = folder / name
+            files.check_no_link(file)
+            if file.is_file() and self._fits(name, file.stat().st_size, MAX_FILE_BYTES):
+                shown = f"{inside}/{name}" if inside else name
+                self.found.append(File(shown, file, _digest(shown, digest_of(file))))
+
+    def add_bytes(self, name: str, content: bytes) -> None:
+        """Add a file by its content."""
+        digest = _digest(name, sha256(content).hexdigest())
+        self.found.append(File(name, content, digest))
+
+    def add_run(self, folder: Path) -> None:
+        """Add the files of a run folder that do not change, and a picture of its partition.
+
+        Raises:
+            DataError: A file of the partition is damaged.
+        """
+        self.add(folder, OF_RUN)
+        self.add_partition(folder)
+
+    def add_results(self, folder: Path) -> None:
+        """Add results and checkpoints of a run folder.
+
+        Raises:
+            DataError: A table is damaged. All files are added before.
+        """
+        self.add(folder, OF_RESULTS)
+        self._add_checkpoints(folder / "checkpoints")
+        self.add_shown([folder / "per_class.csv", folder / "clients.csv"])
+
+    def add_report(self, folder: Path) -> None:
+        """Add the files of a study or a comparison, as far as they are written.
+
+        Raises:
+            DataError: A table is damaged. All files are added before.
+        """
+        self.add(folder, OF_CAMPAIGN)
+        for inside, patterns in (("pictures", ("*.svg", "*.png")), ("tables", ("*.csv", "*.tex"))):
+            found = (file for kind in patterns for file in (folder / inside).glob(kind))
+            self.add(folder / inside, sorted(file.name for file in found), inside)
+        self.add_shown([folder / "tables" / f"{name}.csv" for name in TABLES])
+
+    def add_shown(self, tables: Iterable[Path]) -> None:
+        """Add CSV files in the JSON format that MLflow's pages show as tables.
+
+        Args:
+            tables: The files; one that does not exist is left out.
+
+        Raises:
+            DataError: A table is damaged.
+        """
+        shown = []
+        for table in tables:
+            if not table.is_file():
+                continue
+            name = table.with_suffix(".json").name
+            self.add_bytes(name, json.dumps(_shown(table)).encode())
+            shown.append({"path": name, "type": "table"})
+            self.tags["mlflow.loggedArtifacts"] = json.dumps(shown)
+
+    def add_partition(self, folder: Path) -> None:
+        """Add a picture of the partition: samples per client and class.
+
+        Raises:
+            DataError: A file of the partition is damaged.
+        """
+        file, about = folder / "partition.npz", folder / "partition.json"
+        if file.is_file():
+            # The methods of a repetition share a partition, and a picture takes a while.
+            key = digest_of(file), digest_of(about) if about.is_file() else ""
+            if key not in _pictures:
+                _pictures[key] = _picture(folder)
+            if content := _pictures[key]:
+                self.add_bytes("partition.png", content)
+
+    def _add_checkpoints(self, folder: Path) -> None:
+        """Add the checkpoint of the best round, and that of the last round if it is another."""
+        sent = ""
+        for name in ("best", "last"):
+            file = folder / f"{name}.safetensors"
+            if not file.is_file() or digest_of(file) == sent:
+                continue
+            sent, parts = digest_of(file), [file]
+            with suppress(DataError):  # what cannot be read is sent as it is
+                parts = [part for part in files_of(file) if part.is_file()]
+            size = sum(part.stat().st_size for part in parts)
+            if self._fits(f"checkpoint.{name}", size, MAX_CHECKPOINT_BYTES):
+                known = {one.content for one in self.found}
+                self.add(folder, [one.name for one in parts if one not in known], folder.name)
+
+    def _fits(self, name: str, size: int, limit: int) -> bool:
+        """Return whether something is not too large; otherwise a tag says so."""
+        if size > limit:
+            self.tags[f"not_sent.{name}"] = f"{size:,} bytes (more than {limit:,})"
+        return size <= limit
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    stat = path.stat()
+    return _digest_of(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=65536)
+def _digest_of(path: Path, modified: int, size: int) -> str:
+    """Return the SHA-256 of a file; time and size tell the versions of a file apart."""
+    digest = sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _digest(name: str, content: str) -> str:
+    """Return the hash of a file's name and of the hash of its content: a tag has all of a run."""
+    return sha256(f"{name}\0{content}".encode(errors="surrogateescape")).hexdigest()[:8]
+
+
+def _shown(table: Path) -> dict[str, object]:
+    """Return a table as MLflow's pages show it."""
+    with as_data_error(table), table.open(newline="", encoding="utf-8") as lines:
+        files.check_regular(table, files.LARGEST)
+        header, *rows = csv.reader(lines)
+        data = [[_cell(*cell) for cell in zip(header, row, strict=True)] for row in rows]
+    return {"columns": header, "data": data}
+
+
+def _cell(column: str, text: str) -> str | float | None:
+    """Return a cell as a number if it is one; None for an empty cell."""
+    if column in TEXT_COLUMNS or not text:
+        return read_cell(text) or None
+    value = float(text)
+    return int(value) if value.is_integer() else measures.rounded(value)
+
+
+def _picture(folder: Path) -> bytes:
+    """Return a picture of a partition as PNG; nothing if its file has no counts."""
+    from flbench.reports import data_figures
+    from flbench.results.partition_arrays import read_counts
+
+    counts = read_counts(folder / "partition.npz")
+    if counts is None:
+        return b""
+    found = read_json(folder / "partition.json")
+    with as_data_error(folder / "partition.json"):
+        names = found["client_names"]
+        figure = data_figures.partition_table(counts, found["classes"], found["dataset"], names)
+    content = BytesIO()
+    figure.savefig(content, format="png")
+    return content.getvalue()

@@ -1,0 +1,211 @@
+"""The metrics of a run in MLflow: few, each under one name.
+
+A metric such as `accuracy` is that of the test parts at the best round by validation, and the
+curves `validation/accuracy` and `test/accuracy` show how it was reached. `f1/CLASS` and
+`recall/CLASS` are those of single classes, `cost/...` are bytes and seconds. The run folder has all
+other metrics.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pandas as pd
+
+from flbench.core.documents import as_data_error, read_json
+from flbench.core.files import LARGEST, check_regular
+from flbench.metrics import names
+from flbench.results import metrics_file
+from flbench.results.metrics_file import COUNTS
+
+MOST: Final = 40
+"""Largest number of metrics of a run with at most ten classes."""
+FEW: Final = 8
+"""Number of test metrics that a run has in any case."""
+MOST_CLASSES: Final = 20
+"""Largest number of classes of which each has metrics of its own."""
+MOST_OTHERS: Final = {"train": 4, "server": 4, "log": 20}
+"""Curves beside those of evaluations: so many may be there before one more of a split."""
+FIRST: Final = (
+    *("accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1", "worst10_accuracy"),
+    *(*names.RARE, *names.RANKING),
+)
+"""Metrics that come first, if there are too many."""
+LAST: Final = "client_std"
+COSTS: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
+DIGITS: Final = 10
+"""Significant digits of numbers in MLflow, whose pages show all of them."""
+
+
+class Point(NamedTuple):
+    """A value of a metric.
+
+    Attributes:
+        name: Name of the metric in MLflow.
+        value: The value.
+        step: Position on the axis of steps: a round; of a mean, the number of trainings.
+    """
+
+    name: str
+    value: float
+    step: int
+
+
+def rounded(value: float) -> float:
+    """Return a number with at most ten significant digits. Whole numbers do not change.
+
+    >>> rounded(2 / 3), rounded(12_345_678_901.0)
+    (0.6666666667, 12345678901.0)
+    """
+    return value if float(value).is_integer() else float(f"{value:.{DIGITS}g}")
+
+
+def text(value: object) -> str:
+    """Return the text of a parameter's value: a string as it is, anything else as JSON.
+
+    >>> text("adam"), text([2 / 3, None])
+    ('adam', '[0.6666666667, null]')
+    """
+    if isinstance(value, str):
+        return value
+    parsed = json.loads(json.dumps(value, default=str), parse_float=lambda x: rounded(float(x)))
+    return json.dumps(parsed)
+
+
+def safe(name: str) -> str:
+    """Return a name in which the characters that MLflow does not allow are `-`."""
+    return re.sub(r"[^\w.\- :]", "-", name)
+
+
+def named(metric: str, deployment: str) -> str:
+    """Return the name of a metric of a deployment.
+
+    >>> named("accuracy", "personal"), named("accuracy", "noft")
+    ('accuracy', 'noft/accuracy')
+    """
+    return safe(metric) if deployment == "personal" else f"{safe(deployment)}/{safe(metric)}"
+
+
+def curves(file: Path, metric: str, deployment: str) -> list[Point]:
+    """Return the curves of a run over its rounds, in the order of the rows.
+
+    They are the accuracy and the metric that ranks methods, of validation and test parts; what a
+    method, a callback or the user's module has logged; and the training loss.
+
+    Args:
+        file: The metrics.csv; there are no curves if it does not exist.
+        metric: Metric that ranks methods.
+        deployment: The evaluated model.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    rows = metrics_file.read(file) if file.is_file() else []
+    found: list[Point] = []
+    others: set[str] = set()
+    for row in rows:
+        if row.split in ("validation", "test"):
+            is_shown = row.protocol == deployment and row.metric in ("accuracy", metric)
+            name = f"{row.split}/{named(row.metric, row.protocol)}"
+        else:
+            name = f"{row.split}/{safe(row.metric)}"
+            is_cost = row.split == "train" and row.metric in COUNTS
+            is_shown = name in others or (
+                not is_cost and len(others) < MOST_OTHERS.get(row.split, 0)
+            )
+            others |= {name} if is_shown else set()
+        if is_shown:
+            found.append(Point(name, row.value, row.round))
+    return found
+
+
+def values(folder: Path, metric: str, deployment: str, used: int) -> list[Point]:
+    """Return the metrics of a finished run that have one value: at the best round by validation.
+
+    Args:
+        folder: The run folder; an unfinished one has none.
+        metric: Metric that ranks methods, which comes first.
+        deployment: The evaluated model.
+        used: Number of names that the curves have.
+
+    Raises:
+        DataError: summary.json or per_class.csv is damaged.
+    """
+    file = folder / "summary.json"
+    summary = read_json(file)
+    if not summary:
+        return []
+    with as_data_error(file):
+        best, step = summary["best"], int(summary["best"]["round"])
+        sent = {key: summary["communication"].get(key, 0) for key in COSTS}
+        costs = {
+            **{f"cost/{key}": sent[key] for key in COSTS if sent[key] or key in COSTS[:2]},
+            "cost/seconds": summary["seconds"]["total"],
+            "cost/best_round": step,
+        }
+        tests = _tests(best, metric, deployment)
+    classes = _classes(folder / "per_class.csv")
+    room = max(FEW, MOST - len(classes) - len(costs) - used)
+    found = dict([*tests.items()][:room]) | classes | costs
+    return [Point(name, float(value), step) for name, value in found.items()]
+
+
+def _tests(best: Mapping[str, Any], metric: str, deployment: str) -> dict[str, float]:
+    """Return the test metrics of the evaluated model, and that of each other deployment.
+
+    Args:
+        best: Entry of summary.json for the best round.
+        metric: Metric that ranks methods.
+        deployment: The evaluated model.
+    """
+    tests, validation = best["test"], best["validation"]
+    own = tests if deployment == "personal" else tests.get(deployment, {})
+    known = validation if deployment == "personal" else validation.get(deployment, {})
+    # A number that is no metric of the validation is the accuracy of another deployment.
+    order = dict.fromkeys((metric, *FIRST, *(key for key in known if key != LAST), LAST))
+    found = {named(key, deployment): own[key] for key in order if key in own}
+    for key, value in tests.items():
+        is_shown = key not in (*order, "common", deployment) and (
+            "@" not in key or key.startswith(("new@", "seen@"))
+        )
+        if is_shown:
+            other = value.get(metric) if isinstance(value, Mapping) else value
+            found.setdefault(named(metric, key), other)
+    return {
+        key: float(one)
+        for key, one in found.items()
+        if isinstance(one, int | float) and not isinstance(one, bool) and one == one
+    }
+
+
+def _classes(file: Path) -> dict[str, float]:
+    """Return F1 and recall of each class, at the best round; none if there are many classes.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    if not file.is_file():
+        return {}
+    with as_data_error(file):
+        check_regular(file, LARGEST)
+        table = pd.read_csv(file, dtype={"name": str, "moment": str}, keep_default_na=False)
+        moment = "best" if (table["moment"] == "best").any() else "last"
+        table = table[table["moment"] == moment]
+        if len(table) > MOST_CLASSES:
+            return {}
+        return {
+            f"{metric}/{safe(name)}": float(value)
+            for metric in ("f1", "recall")
+            for name, value in zip(table["name"], table[metric], strict=True)
+            if value != "" and float(value) == float(value)
+        }
+
+
+def means(trainings: Sequence[Sequence[Point]]) -> list[Point]:
+    """Return the means of the metrics that all trainings have; their step is the number of them."""
+    found = [{point.name: point.value for point in points} for points in trainings]
+    shared = [name for name in found[0] if all(name in one for one in found)] if found else []
+    count = len(found)
+    return [Point(name, sum(one[name] for one in found) / count, count) for name in shared]

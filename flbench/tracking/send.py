@@ -1,0 +1,374 @@
+"""Sending the nodes of a folder to MLflow: only what it does not have yet, and files last.
+
+A run in MLflow is found by its tag `flbench.run`. Another tag says how many points of curves it
+has, and one which files. A file store may refuse a file, or be away, while MLflow itself answers:
+therefore files wait until everything else is sent, and one that is not stored keeps no other back.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from flbench.core import files
+from flbench.core.errors import DataError, UserError, shortened
+from flbench.core.text import one_line
+from flbench.tracking import errors, store
+from flbench.tracking.artifacts import File
+from flbench.tracking.errors import Trouble
+from flbench.tracking.measures import Point, rounded
+from flbench.tracking.mirror import Outcome
+from flbench.tracking.store import Store
+from flbench.tracking.tree import ENDED, Node, experiment_of, key_of, tree
+
+RUN_TAG: Final = "flbench.run"
+"""Tag with the name of the folder that a run is a copy of; see `tree.identifier`."""
+DATA_TAG: Final = "flbench.data"
+"""Tag with the SHA-256 of the samples."""
+SENT_TAG: Final = "mlflow.flbench.sent"
+"""Tag with the number of points of curves that were sent, and their hash. MLflow's pages hide tags
+named `mlflow.*`."""
+FILES_TAG: Final = "mlflow.flbench.files"
+"""Tag with the hashes of the files that were sent."""
+MAX_PARAMETER: Final = 6000
+MAX_TAG: Final = 8000
+"""Characters of a parameter and a tag."""
+DIGEST: Final = 32  # characters of the hash of a data set; MLflow allows 36
+MAX_AWAY: Final = 2
+"""Files in sequence for which the store is not reached, or answers an error that may pass, after
+which the others are not tried: a server may take seconds for each."""
+SMALL_FILE: Final = 1_000_000  # bytes
+UPLOAD_SECONDS: Final = "60"  # for an answer to a larger file
+LONGEST_NAMES: Final = 80  # characters of names of files in a message
+
+
+@dataclass
+class SentCounts:
+    """Number of runs made, and of parameters, metric values, files and tags sent.
+
+    A change of a run's status counts as a tag.
+    """
+
+    runs: int = 0
+    parameters: int = 0
+    metrics: int = 0
+    files: int = 0
+    tags: int = 0
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+
+class NotSentError(UserError):
+    """Something was not sent. The message says what, why, and what the user can do.
+
+    Attributes:
+        is_reached: Whether the store was reached.
+        is_passing: Whether the same may succeed seconds later.
+        is_of_files: Whether only files are missing: everything else was sent.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        is_reached: bool = True,
+        is_passing: bool = False,
+        is_of_files: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.is_reached, self.is_passing, self.is_of_files = is_reached, is_passing, is_of_files
+
+
+@dataclass
+class _Run:
+    """What MLflow has of a node."""
+
+    id: str
+    start: int
+    status: str
+    tags: dict[str, str]
+    params: dict[str, str]
+    metrics: dict[str, float]
+    node: Node | None = field(default=None)  # that which was sent completely
+
+    @classmethod
+    def of(cls, record: Any) -> "_Run":
+        data, info = record.data, record.info
+        parts = dict(data.tags), dict(data.params), dict(data.metrics)
+        return cls(info.run_id, info.start_time, info.status, *parts)
+
+
+class Sender:
+    """Sends the folder of a run, a comparison or a study.
+
+    Args:
+        to: An open store.
+        folder: The folder.
+        experiment: Name of the experiment; None for the one that the configuration names.
+
+    Attributes:
+        sent: Numbers of what was sent.
+        is_finished: Whether MLflow has all of a finished run. It is never known of a campaign.
+    """
+
+    def __init__(self, to: Store, folder: Path, experiment: str | None = None) -> None:
+        self.sent, self.is_finished = SentCounts(), False
+        self._store, self._client, self._folder = to, to.client, folder
+        self._experiment = to.experiment(experiment or experiment_of(folder))
+        key = key_of(folder)
+        self._runs = {
+            record.data.tags[RUN_TAG]: _Run.of(self._checked(record))
+            for query in (f"= '{key}'", f"LIKE '{key}/%'")
+            for record in to.runs(self._experiment, f"tags.`{RUN_TAG}` {query}")
+        }
+
+    def send(self, outcome: Outcome | None, only: str | None = None) -> None:
+        """Send what MLflow does not have yet.
+
+        Args:
+            outcome: How the process that writes the folder ended; None while it runs.
+            only: Name of the only cell to send, with the nodes above it; None for everything.
+
+        Raises:
+            DataError: Parts of the folder are damaged, or MLflow refuses them. Everything else was
+                sent before.
+            NotSentError: Files were not stored. Everything else was sent before.
+            Exception: The store cannot be used: one of `errors.connection_errors`.
+        """
+        nodes, damaged = tree(self._folder, outcome)
+        if only is not None:
+            nodes = [one for one in nodes if one.kind in ("comparison", "study", "method", "cell")]
+            nodes = [one for one in nodes if one.kind != "cell" or one.key.endswith(f"/{only}")]
+            methods = {one.parent for one in nodes if one.kind == "cell"}
+            nodes = [one for one in nodes if one.kind != "method" or one.key in methods]
+        lines = dict.fromkeys(map(str, damaged))
+        for node in nodes:
+            run = self._runs.get(node.key)
+            if run is None or run.node != node:
+                with self._keeping(node, lines):
+                    self._send(node, lines)
+        not_stored = self._send_files(nodes)
+        self.is_finished = nodes[0].kind == "run" and nodes[0].status == "FINISHED"
+        if lines:
+            more = [] if not_stored is None else [str(not_stored)]
+            raise DataError("\n".join([*lines, *more]))
+        if not_stored is not None:
+            raise not_stored
+        for node in nodes:
+            self._runs[node.key].node = node
+
+    @contextmanager
+    def _keeping(self, node: Node, lines: dict[str, None]) -> Iterator[None]:
+        """Keep the error of something that MLflow does not take at any time."""
+        try:
+            yield
+        except errors.connection_errors() as error:
+            trouble = errors.explain(error)
+            if not trouble.is_reached or trouble.is_passing:
+                raise
+            lines[f"{self._folder}: MLflow refuses a part of {node.name} ({trouble.reason})."] = (
+                None
+            )
+
+    def _checked(self, record: Any) -> Any:
+        """Return MLflow's record of a run, after a check of where its files are."""
+        self._store.address.check_artifacts(record.info.artifact_uri)
+        return record
+
+    def _send(self, node: Node, lines: dict[str, None]) -> None:
+        """Send everything but the files of a node."""
+        run = self._runs.get(node.key) or self._make(node)
+        self._runs[node.key] = run
+        if node.status == "RUNNING":
+            self._set_status(run, node)
+        with self._keeping(node, lines):
+            self._send_params(run, node)
+        with self._keeping(node, lines):
+            self._send_metrics(run, node)
+        with self._keeping(node, lines):
+            self._send_data(run, node)
+        self._set_tags(run, {"kind": node.kind, **node.tags})
+        self._set_status(run, node)
+
+    def _make(self, node: Node) -> _Run:
+        """Make a run."""
+        parent = self._runs[node.parent].id if node.parent else None
+        tags = {RUN_TAG: node.key, "kind": node.kind, "mlflow.source.name": "flbench"}
+        tags |= {"mlflow.parentRunId": parent} if parent else {}
+        record = self._client.create_run(
+            self._experiment, start_time=node.started, tags=tags, run_name=node.name
+        )
+        self.sent.runs += 1
+        return _Run.of(self._checked(record))
+
+    def _send_params(self, run: _Run, node: Node) -> None:
+        """Send parameters. MLflow changes none: a later value becomes the tag `latest.NAME`."""
+        from mlflow.entities import Param
+
+        params = {name: value[:MAX_PARAMETER] for name, value in node.params.items()}
+        new = {name: value for name, value in params.items() if name not in run.params}
+        if new:
+            self._client.log_batch(run.id, params=[Param(*one) for one in new.items()])
+            run.params |= new
+            self.sent.parameters += len(new)
+        changed = {key: value for key, value in params.items() if run.params[key] != value}
+        self._set_tags(run, {f"latest.{key}": value for key, value in changed.items()})
+
+    def _send_metrics(self, run: _Run, node: Node) -> None:
+        """Send the points that MLflow does not have.
+
+        If the beginning of a curve has changed, because the run was resumed from an earlier round,
+        the whole curve is sent again. The time of a point follows from its step, so a point that
+        is sent twice is stored once.
+        """
+        from mlflow.entities import Metric
+
+        count, digest = run.tags.get(SENT_TAG, "0 ").split(" ")
+        begin = int(count) if _digest(node.curves[: int(count)]) == digest else 0
+        values = [one for one in node.points if run.metrics.get(one.name) != rounded(one.value)]
+        new = [*node.curves[begin:], *values]
+        if not new:
+            return
+        metrics = [
+            Metric(name, rounded(value), run.start + 1000 * step, step) for name, value, step in new
+        ]
+        self._client.log_batch(run.id, metrics=metrics)
+        run.metrics |= {one.name: rounded(one.value) for one in values}
+        self.sent.metrics += len(new)
+        if node.curves:
+            self._set_tags(run, {SENT_TAG: f"{len(node.curves)} {_digest(node.curves)}"})
+
+    def _send_data(self, run: _Run, node: Node) -> None:
+        """Record data sets as inputs of the run: name, hash and number of classes.
+
+        MLflow has one entry for all runs of an experiment with the same data set. Therefore the
+        entry says nothing about partitions, in which the runs may differ.
+        """
+        known = ",".join(node.data)[:MAX_TAG]
+        if not node.data or run.tags.get(DATA_TAG) == known:
+            return
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                Dataset(
+                    name=name,
+                    digest=digest[:DIGEST],
+                    source_type="local",
+                    source=f'{{"uri": "{name}"}}',
+                    profile=f'{{"classes": {classes}}}' if classes else "{}",
+                ),
+                [InputTag("mlflow.data.context", "training")],
+            )
+            for digest, (name, classes) in node.data.items()
+        ]
+        self._client.log_inputs(run.id, inputs)  # it does not repeat those that are there
+        self._set_tags(run, {DATA_TAG: known})
+
+    def _set_tags(self, run: _Run, tags: dict[str, str]) -> None:
+        """Set tags. A long value is cut."""
+        from mlflow.entities import RunTag
+
+        cut = {name: value[:MAX_TAG] for name, value in tags.items()}
+        new = {name: value for name, value in cut.items() if run.tags.get(name) != value}
+        if new:
+            self._client.log_batch(run.id, tags=[RunTag(*one) for one in new.items()])
+            run.tags |= new
+            self.sent.tags += len(new)
+
+    def _set_status(self, run: _Run, node: Node) -> None:
+        """Set the status of a run."""
+        status = node.status
+        if status == ENDED:  # a process that knew how it ended has said so before
+            status = run.status if run.status in ("FAILED", "KILLED") else "KILLED"
+        if status == run.status:
+            return
+        if status == "RUNNING":
+            self._client.update_run(run.id, status=status)
+        else:
+            self._client.set_terminated(run.id, status, node.ended)
+        run.status = status
+        self.sent.tags += 1
+
+    def _send_files(self, nodes: Sequence[Node]) -> NotSentError | None:
+        """Send files, and return the error that names those that were not stored.
+
+        Raises:
+            UserError: A file is a link.
+        """
+        failed: dict[Trouble, list[str]] = {}
+        away: list[Trouble] = []  # of the last files, in sequence
+        for node in nodes:
+            run = self._runs.get(node.key)
+            if run is None or run.node == node:
+                continue
+            there = set(run.tags.get(FILES_TAG, "").split())
+            stored = {file.digest for file in node.files if file.digest in there}
+            try:
+                for file in node.files:
+                    if file.digest in stored:
+                        continue
+                    trouble = away[-1] if len(away) >= MAX_AWAY else self._try(run, file)
+                    if trouble is None:
+                        stored.add(file.digest)
+                        self.sent.files += 1
+                    else:
+                        name = f"{node.name}: {file.name}" if len(nodes) > 1 else file.name
+                        failed.setdefault(trouble, []).append(name)
+                    is_away = trouble and (trouble.is_passing or not trouble.is_reached)
+                    away = [*away, trouble] if trouble and is_away else []
+            finally:
+                known = " ".join(file.digest for file in node.files if file.digest in stored)
+                if known:
+                    counted = self.sent.tags  # the files are counted, not the tag about them
+                    self._set_tags(run, {FILES_TAG: known})
+                    self.sent.tags = counted
+        if not failed:
+            return None
+        shown = self._store.address.shown
+        said = [
+            f"MLflow at {shown} did not store {_listed(names)} ({one.reason}). {one.cure}."
+            for one, names in failed.items()
+        ]
+        is_passing = any(one.is_passing for one in failed)
+        return NotSentError("\n".join(said), is_passing=is_passing, is_of_files=True)
+
+    def _try(self, run: _Run, file: File) -> Trouble | None:
+        """Send a file, and return why it was not stored; None if it was, or is gone."""
+        folder, _, name = file.name.rpartition("/")
+        with TemporaryDirectory() as place:
+            path = file.content
+            if isinstance(path, bytes):
+                path = Path(place) / name
+                path.write_bytes(file.content)  # type: ignore[arg-type]
+            files.check_no_link(path)
+            if not path.is_file():
+                return None
+            is_large = path.stat().st_size > SMALL_FILE
+            try:
+                with store.settings({store.TIMEOUT_VARIABLE: UPLOAD_SECONDS} if is_large else {}):
+                    self._client.log_artifact(run.id, str(path), folder or None)
+            except Exception as error:  # noqa: BLE001  # any client of a file store
+                return errors.explain(error)
+        return None
+
+
+def _digest(points: Sequence[Point]) -> str:
+    """Return the hash of points, nothing for none."""
+    return sha256(repr(list(points)).encode()).hexdigest()[:16] if points else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the number of files and the first names."""
+    shown: list[str] = []
+    for name in names:
+        shown.append(shortened(one_line(name), LONGEST_NAMES))
+        if sum(map(len, shown)) > LONGEST_NAMES:
+            break
+    more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
+    count = f"{len(names):,} files" if len(names) > 1 else "1 file"
+    return f"{count}: {', '.join(shown)}{more}"

@@ -1,0 +1,573 @@
+"""What MLflow should have of a folder: a tree of nodes, of which each is a run in MLflow.
+
+A run folder is one node. A comparison has a node for itself, for each method and for each cell; a
+study has the trials of its search besides, below their methods. Reading changes nothing, and a
+part that is damaged leaves out that part alone.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from flbench.comparison.folder import MARKER, CellEntry, is_comparison, read_cells, read_design
+from flbench.config.sources import leaves
+from flbench.core.documents import as_data_error, read_json, read_yaml
+from flbench.core.errors import DataError
+from flbench.core.files import is_locked
+from flbench.core.text import printable
+from flbench.jobs.folder import read_failures
+from flbench.results import study_folder
+from flbench.results.study_folder import PERSONAL, Header, Trial
+from flbench.tracking import measures, view
+from flbench.tracking.artifacts import OF_TRIAL, File, Files
+from flbench.tracking.measures import Point
+from flbench.tracking.mirror import Outcome
+
+STATUS: Final = {"failed": "FAILED", "killed": "KILLED", "finished": "KILLED"}
+"""MLflow's status of what is not finished, by how the process that wrote it has ended."""
+ENDED: Final = "ENDED"
+"""Status of what is not finished, and it is not known why: that of MLflow stays, or is KILLED."""
+TRIAL_STATUS: Final = {"finished": "FINISHED", "stopped": "KILLED", "running": "RUNNING"}
+SETTINGS: Final = (
+    *("metric", "deployment", "search", "scheduler"),
+    *("trials", "rounds", "seeds", "vary", "seed"),
+)
+"""Entries of study.json that are parameters of its node."""
+OF_ONE: Final = ("seed", "partition.seed", "tracking.", "output.")
+"""Parameters that no node above several trainings has."""
+LONGEST: Final = 500  # characters of a tag
+_NOT_IN_ID: Final = re.compile("[%'\"`\\\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A run in MLflow.
+
+    Attributes:
+        key: Value of the tag `flbench.run`, which finds the run again when a user renames it.
+        name: Name that MLflow's pages show.
+        kind: run, comparison, study, method, cell or trial.
+        started: Start time in ms since 1970.
+        parent: Key of the node above; None at the top.
+        status: RUNNING, FINISHED, FAILED, KILLED or `ENDED`.
+        ended: End time in ms since 1970; None for now.
+        tags: Tags by which users filter runs.
+        params: Parameters.
+        points: Points of metrics with one value.
+        curves: Points of curves, in the order of the rows of metrics.csv.
+        files: Its files.
+        data: Name and number of classes of each data set, by the SHA-256 of its samples.
+    """
+
+    key: str
+    name: str
+    kind: str
+    started: int
+    parent: str | None = None
+    status: str = "RUNNING"
+    ended: int | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    points: Sequence[Point] = ()
+    curves: Sequence[Point] = ()
+    files: Sequence[File] = ()
+    data: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+
+class Tree(NamedTuple):
+    """The nodes of a folder, those above others first, and what could not be read."""
+
+    nodes: list[Node]
+    errors: list[DataError]
+
+
+class Kept:
+    """Errors about parts of a folder, kept until everything else is read."""
+
+    def __init__(self) -> None:
+        self.errors: list[DataError] = []
+
+    @contextmanager
+    def keep(self) -> Iterator[None]:
+        """Keep a DataError inside the context, which ends there."""
+        try:
+            yield
+        except DataError as error:
+            self.errors.append(error)
+
+
+def identifier(name: str) -> str:
+    """Return the name of a folder as a value that can stand between quotes in MLflow's queries.
+
+    Quotes, backslashes and control characters are percent-encoded; most names do not change.
+
+    >>> identifier("it's"), identifier("fedavg-seed0")
+    ('it%27s', 'fedavg-seed0')
+    """
+    return _NOT_IN_ID.sub(lambda match: quote(match[0], safe="", errors="surrogateescape"), name)
+
+
+def key_of(folder: Path) -> str:
+    """Return the key of the node at the top of a folder; the others begin with it and a slash."""
+    if study_folder.is_study(folder):
+        return identifier(study_folder.read_header(folder).id)
+    if is_comparison(folder):
+        about = read_json(folder / MARKER)
+        with as_data_error(folder / MARKER):
+            return identifier(str(about["id"]))
+    return identifier(folder.name)
+
+
+def tracking_of(folder: Path) -> Mapping[str, Any]:
+    """Return the section `tracking` with which a folder was written."""
+    if is_comparison(folder) and (tracking := read_design(folder)[0].base.tree.get("tracking")):
+        return dict(tracking)
+    methods = (*folder.glob("methods/*.yaml"), *folder.glob("trials/*/*/config.yaml"))
+    for file in (folder / "config.yaml", *sorted(methods)):
+        if tracking := read_yaml(file).get("tracking"):
+            with as_data_error(file):
+                return dict(tracking)
+    return {}
+
+
+def experiment_of(folder: Path) -> str:
+    """Return the name of the experiment that a folder belongs to."""
+    if name := tracking_of(folder).get("experiment"):
+        return str(name)
+    if study_folder.is_study(folder):
+        header = study_folder.read_header(folder)
+        return f"{header.dataset}-{header.scheme}"
+    if is_comparison(folder):
+        cells = read_cells(folder)
+        sets, schemes = ({getattr(one, key): 0 for one in cells} for key in ("data", "scheme"))
+        return f"{'+'.join(sets)}-{'+'.join(schemes)}"[:200]
+    config = read_yaml(folder / "config.yaml", required=True)
+    with as_data_error(folder / "config.yaml"):
+        return f"{config['data']['name']}-{config['partition']['scheme']}"
+
+
+def tree(folder: Path, outcome: Outcome | None) -> Tree:
+    """Return what MLflow should have of the folder of a run, a comparison or a study.
+
+    Args:
+        folder: The folder.
+        outcome: How the process that writes it ended; None while it runs.
+
+    Raises:
+        DataError: The description of the whole folder is damaged.
+    """
+    is_live = outcome is None or (outcome == "unknown" and is_locked(folder))
+    unfinished = "RUNNING" if is_live else STATUS.get(outcome or "", ENDED)
+    if study_folder.is_study(folder) or is_comparison(folder):
+        return _Campaign(folder, unfinished).tree()
+    kept = Kept()
+    nodes = []
+    with kept.keep():
+        [node], damaged = training(folder, is_over=outcome is not None)
+        kept.errors += damaged
+        # MLflow's pages show the date beside the name.
+        name = printable(re.sub(r"-\d{8}-\d{6}-", "-", folder.name))
+        status = node.status or unfinished
+        nodes.append(replace(node, key=identifier(folder.name), name=name, status=status))
+    return Tree(nodes, kept.errors)
+
+
+def training(folder: Path, *, is_over: bool, metric: str = "", deployment: str = PERSONAL) -> Tree:
+    """Read a run folder as one node without key and name. An unchanged one is not read again.
+
+    Args:
+        folder: The run folder.
+        is_over: Whether nobody writes it. Tables and checkpoints, which change after each
+            evaluation, are left out before.
+        metric: Metric that ranks the methods; "" for that of the configuration.
+        deployment: The evaluated model.
+
+    Raises:
+        DataError: Its config.yaml is damaged or missing.
+    """
+    files = [*folder.iterdir(), *folder.glob("checkpoints/*")]
+    # A file that is being replaced is there the next time.
+    versions = []
+    for file in sorted(files):
+        with suppress(FileNotFoundError):
+            versions.append((str(file), file.lstat().st_mtime_ns, file.lstat().st_size))
+    is_over = is_over or (folder / "summary.json").is_file()
+    return _training(folder, tuple(versions), is_over, metric, deployment)
+
+
+@lru_cache(maxsize=4096)
+def _training(folder: Path, versions: object, is_over: bool, metric: str, deployment: str) -> Tree:
+    config = read_yaml(folder / "config.yaml", required=True)
+    with as_data_error(folder / "config.yaml"):
+        names = {"dataset": config["data"]["name"], "model": config["model"]["name"]}
+        tags = {"method": str(config["algorithm"]["name"]), **names, "seed": str(config["seed"])}
+        best = config.get("evaluation", {}).get("best") or {}
+        metric = metric or str(best.get("metric") or "accuracy")
+    kept, provenance, about = Kept(), {}, {}
+    with kept.keep():
+        provenance = read_json(folder / "provenance.json")
+        if module := provenance.get("module"):  # it makes its own optimizer
+            train = {key: value for key, value in config["train"].items() if key != "optimizer"}
+            config = {**config, "train": train, "module": module}
+        if revision := provenance.get("git_revision"):
+            tags["mlflow.source.git.commit"] = str(revision)
+    data = {}
+    with kept.keep():
+        about = read_json(folder / "partition.json")
+        tags |= {"partition": str(about["hash"])} if "hash" in about else {}
+        data = _data(folder)
+    curves: list[Point] = []
+    with kept.keep():
+        curves = measures.curves(folder / "metrics.csv", metric, deployment)
+    values: list[Point] = []
+    with kept.keep():
+        values = measures.values(folder, metric, deployment, len({name for name, _, _ in curves}))
+    files = Files()
+    if folder.parents[1].name == "trials":
+        files.add(folder, OF_TRIAL)
+    else:
+        for add in (files.add_run, *((files.add_results,) if is_over else ())):
+            with kept.keep():
+                add(folder)
+    started, ended = _times(folder, provenance, kept)
+    node = Node(
+        "",
+        "",
+        "run",
+        started,
+        status="FINISHED" if (folder / "summary.json").is_file() else "",
+        ended=ended,
+        tags=tags | files.tags,
+        params=params_of(config),
+        points=values,
+        curves=curves,
+        files=files.found,
+        data=data,
+    )
+    return Tree([node], kept.errors)
+
+
+def params_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of a configuration by their dotted paths."""
+    flat = leaves(dict(config))
+    return {
+        key: measures.text(value) for key, value in flat.items() if not key.startswith("tracking.")
+    }
+
+
+def _data(folder: Path) -> dict[str, tuple[str, int]]:
+    """Return name and number of classes of a run folder's data set, by the SHA-256 of its samples.
+
+    Raises:
+        DataError: partition.json is damaged.
+    """
+    about = read_json(folder / "partition.json")
+    with as_data_error(folder / "partition.json"):
+        digest = str(about.get("data") or about["labels"]) if about else ""
+        return {digest: (str(about["dataset"]), len(about.get("classes", ())))} if about else {}
+
+
+def _times(folder: Path, provenance: Mapping[str, Any], kept: Kept) -> tuple[int, int | None]:
+    """Return when a run began and ended, in ms since 1970.
+
+    For a finished run, interruptions are left out, so that the duration in MLflow is the time that
+    the run took.
+    """
+    started = _written(folder / "config.yaml")
+    with kept.keep(), as_data_error(folder / "provenance.json"):
+        if "started" in provenance:
+            started = milliseconds(provenance["started"])
+    with kept.keep():
+        if summary := read_json(folder / "summary.json"):
+            with as_data_error(folder / "summary.json"):
+                return started, started + int(1000 * summary["seconds"]["total"])
+    there = [file for name in ("metrics.csv", "config.yaml") if (file := folder / name).is_file()]
+    return started, _written(there[0])
+
+
+def _written(file: Path) -> int:
+    """Return when a file was last written, in ms since 1970."""
+    return int(file.stat().st_mtime * 1000)
+
+
+def milliseconds(time: str) -> int:
+    """Return a time in ISO 8601 format as milliseconds since 1970-01-01 UTC."""
+    return round(datetime.fromisoformat(time).timestamp() * 1000)
+
+
+class _Campaign:
+    """Reads the folder of a comparison or of a study, whose final trainings are cells.
+
+    Args:
+        folder: The folder.
+        unfinished: Status of what is not finished.
+
+    Raises:
+        DataError: comparison.json or study.json is damaged.
+    """
+
+    def __init__(self, folder: Path, unfinished: str) -> None:
+        self._folder, self._unfinished = folder, unfinished
+        self._kept = Kept()
+        self._study: Header | None = None
+        self._cells: list[tuple[CellEntry, Path]] = []
+        self._failures: Mapping[str, str] = {}
+        self._about: Mapping[str, Any] = {}
+        marker = folder / MARKER
+        if study_folder.is_study(folder):
+            self._study, marker = study_folder.read_header(folder), folder / "study.json"
+        if is_comparison(folder):
+            self._about, self._failures = read_json(folder / MARKER), read_failures(folder)
+            self._cells = [(one, folder / "cells" / one.name) for one in read_cells(folder)]
+        elif self._study:
+            self._cells = [*self._finals()]
+        self._key = key_of(folder)
+        with as_data_error(marker):
+            about = {"created": self._study.created} if self._study else self._about
+            self._started = milliseconds(about["created"])
+        self._metric = self._study.metric if self._study else ""
+        self._deployment = self._study.deployment if self._study else PERSONAL
+        self._places = len({cell.place for cell, _ in self._cells})
+
+    def _finals(self) -> Iterator[tuple[CellEntry, Path]]:
+        """Yield the final trainings of a study."""
+        header, failures = study_folder.read_header(self._folder), {}
+        for file in sorted(self._folder.glob("finals/*/*/trial.json")):
+            with self._kept.keep():
+                one, folder = study_folder.read_trial(file), file.parent
+                label = f"{one.method} tuned" if one.variant == "tuned" else one.method
+                place = header.dataset, header.scheme
+                name = f"{one.method}-{folder.name}"
+                yield CellEntry(name, label, place[0], one.seed - header.seed - 1, *place), folder
+                if one.state in ("failed", "diverged"):
+                    failures[name] = str(one.reason)
+        self._failures = failures
+
+    def tree(self) -> Tree:
+        """Return the nodes of the folder."""
+        methods = dict.fromkeys(cell.method for cell, _ in self._cells)
+        if self._study:
+            methods = dict.fromkeys((*self._study.methods, *methods))
+        below = [*self._cells_begun()]
+        trials = [*self._trials()]
+        above: list[Node] = []
+        for number, method in enumerate(methods):
+            own = [trial for trial, _ in trials if trial.method == method.removesuffix(" tuned")]
+            node = self._method(method, [one for one in below if one.tags["method"] == method], own)
+            colour = view.COLOURS[number % len(view.COLOURS)]
+            above.append(replace(node, tags={**node.tags, view.COLOUR_TAG: colour}))
+        below += [node for _, node in trials]
+        return Tree([self._root(above, below), *above, *below], self._kept.errors)
+
+    def _cells_begun(self) -> Iterator[Node]:
+        """Yield the nodes of the cells that have begun."""
+        for cell, path in self._cells:
+            if (path / "config.yaml").is_file():
+                with self._kept.keep():
+                    yield self._cell(cell, path)
+
+    def _cell(self, cell: CellEntry, path: Path) -> Node:
+        """Return the node of a cell."""
+        reason = self._failures.get(cell.name)
+        if reason is not None:
+            status = "FAILED"
+        elif (path / "summary.json").is_file():
+            status = "FINISHED"
+        elif self._unfinished != "RUNNING" or is_locked(path):
+            status = self._unfinished
+        else:  # it waits to be continued
+            status = ENDED
+        node = self._training(path, is_over=status != "RUNNING")
+        # MLflow's tables show only the first characters: they must tell the runs apart.
+        words = [cell.name.rpartition("-")[2], cell.method]
+        words += [cell.place] if self._places > 1 else []
+        tags = {"method": cell.method, "setting": cell.place} | _reason(reason)
+        return replace(
+            node,
+            key=f"{self._key}/cells/{identifier(cell.name)}",
+            name=printable(" ".join(words)),
+            kind="cell",
+            parent=self._method_key(cell.method),
+            status=status,
+            tags={**node.tags, **tags},
+        )
+
+    def _training(self, path: Path, *, is_over: bool) -> Node:
+        """Read a run folder, and keep its errors."""
+        [node], damaged = training(
+            path, is_over=is_over, metric=self._metric, deployment=self._deployment
+        )
+        self._kept.errors += damaged
+        return node
+
+    def _trials(self) -> Iterator[tuple[Trial, Node]]:
+        """Yield the trials with their nodes."""
+        for file in sorted(self._folder.glob("trials/*/*/trial.json")):
+            with self._kept.keep():
+                trial = study_folder.read_trial(file)
+                yield trial, self._trial(trial, file.parent)
+
+    def _trial(self, trial: Trial, path: Path) -> Node:
+        """Return the node of a trial."""
+        is_running = trial.state == "running"
+        status = self._unfinished if is_running else TRIAL_STATUS.get(trial.state, "FAILED")
+        node = self._training(path, is_over=not is_running)
+        has_score = trial.score is not None and not is_running
+        with as_data_error(path / "trial.json"):
+            started, ended = (one and milliseconds(one) for one in (trial.started, trial.ended))
+        return replace(
+            node,
+            key=f"{self._key}/trials/{identifier(trial.method)}/{path.name}",
+            name=printable(f"{trial.method} {path.name}"),
+            kind="trial",
+            started=started or node.started,
+            parent=self._method_key(trial.method),
+            status=status,
+            ended=ended or None,
+            tags={"method": trial.method, "state": trial.state} | _reason(trial.reason),
+            params={key: measures.text(value) for key, value in trial.params.items()},
+            points=[Point("score", trial.score or 0.0, trial.round)] if has_score else [],
+            data={},
+        )
+
+    def _method_key(self, method: str) -> str:
+        return f"{self._key}/methods/{identifier(method)}"
+
+    def _method(self, method: str, cells: Sequence[Node], trials: Sequence[Trial]) -> Node:
+        """Return the node of a method: means of its cells, and scores of its trials.
+
+        MLflow cannot delete a mean of fewer cells, so they are sent when no cell is left. The score
+        of `METHOD` is that of its default parameters, and of `METHOD tuned` that of the best ones.
+        """
+        names = [cell.name for cell, _ in self._cells if cell.method == method]
+        finished = [node for node in cells if node.status == "FINISHED"]
+        left = len(names) - len(finished) - len(self._failures.keys() & set(names))
+        points = measures.means([node.points for node in finished]) if not left else []
+        if self._places > 1 and not left:
+            for place in dict.fromkeys(node.tags["setting"] for node in finished):
+                mine = [one.points[:1] for one in finished if one.tags["setting"] == place]
+                names_of = f"/{measures.safe(place)}"
+                points += [one._replace(name=one.name + names_of) for one in measures.means(mine)]
+        over = [one for one in trials if one.state != "running"]
+        scores = {one.index: one.score for one in over if one.score is not None}
+        best = None
+        if self._study:
+            left += max(0, self._study.trials - len(over))
+            best = study_folder.best_trial(over) if not left else None
+            left += max(0, self._study.seeds - len(names))
+            index = best.index if best and method not in self._study.methods else 0
+            if index in scores and not left:
+                points = [*points, Point("score", scores[index], len(over))]
+        is_searched = self._study is not None and method in self._study.methods
+        curve = [Point("search/score", score, index) for index, score in scores.items()]
+        status = self._unfinished if left else "FINISHED"
+        return Node(
+            self._method_key(method),
+            printable(method),
+            "method",
+            self._started,
+            self._key,
+            "FAILED" if not left and len(finished) < len(names) else status,
+            self._last_change(cells),
+            {"method": method} | ({} if best is None else {"best_trial": f"{best.index:03d}"}),
+            _shared(finished) if not left else {},
+            points,
+            curve if is_searched else (),
+        )
+
+    def _root(self, methods: Sequence[Node], below: Sequence[Node]) -> Node:
+        """Return the node of the whole: the figures of its methods, its report, its data sets."""
+        status = self._unfinished
+        if all(node.status in ("FINISHED", "FAILED") for node in methods):
+            is_failed = any(node.status == "FAILED" for node in methods)
+            status = "FAILED" if is_failed else "FINISHED"
+        files, report = Files(), {}
+        cells = [node for node in below if node.kind == "cell" and node.status == "FINISHED"]
+        with self._kept.keep():
+            report = read_json(self._folder / "report.json")
+        ranked = measures.named(
+            self._metric or str(report.get("metric") or "accuracy"), self._deployment
+        )
+        tags = {"metric": ranked}
+        if self._unfinished != "RUNNING":  # the report is written at the end
+            for add in (files.add_partition, files.add_report):
+                with self._kept.keep():
+                    add(self._folder)
+            if answer := report.get("answer"):
+                # MLflow's page of the run shows the answer as its description.
+                tags["mlflow.note.content"] = _short(" ".join(map(str, answer)), 4000)
+        params = {key: measures.text(getattr(self._study, key)) for key in SETTINGS if self._study}
+        if not self._study:
+            params = {key: measures.text(self._about.get(key)) for key in ("seeds", "vary")}
+            shared = _shared(cells) if self._unfinished != "RUNNING" else {}
+            params |= {key: one for key, one in shared.items() if not key.startswith("algorithm.")}
+        data = {digest: entry for node in below for digest, entry in node.data.items()}
+        with self._kept.keep():
+            data |= _data(self._folder)
+        name = self._study.id if self._study else str(self._about["id"])
+        return Node(
+            self._key,
+            printable(name),
+            "study" if self._study else "comparison",
+            self._started,
+            None,
+            status,
+            self._last_change(below),
+            tags | files.tags,
+            params,
+            self._of_methods(methods, ranked, report),
+            (),
+            files.found,
+            data,
+        )
+
+    def _of_methods(
+        self, methods: Sequence[Node], ranked: str, report: Mapping[str, Any]
+    ) -> list[Point]:
+        """Return metrics of the methods, as `accuracy/hfcd`: that which ranks them comes first.
+
+        Recall of rare classes comes second; others follow if there are few methods.
+        """
+        found = {node.name: {one.name: one for one in node.points} for node in methods}
+        rows = report.get("leaderboard") or [{}]
+        known = {name for points in found.values() for name in points}
+        names = [name for name in dict.fromkeys((ranked, "rare_recall", *rows[0])) if name in known]
+        return [
+            found[method][name]._replace(name=f"{name}/{measures.safe(method)}")
+            for name in names[: max(2, measures.MOST // max(1, len(methods)))]
+            for method in found
+            if name in found[method]
+        ]
+
+    def _last_change(self, nodes: Iterable[Node]) -> int:
+        """Return the end of the last of some nodes, in ms since 1970."""
+        return max((node.ended or 0 for node in nodes), default=0) or self._started
+
+
+def _shared(nodes: Sequence[Node]) -> dict[str, str]:
+    """Return the parameters that several trainings share."""
+    first, *others = [node.params for node in nodes] or [{}]
+    return {
+        key: value
+        for key, value in first.items()
+        if not key.startswith(OF_ONE) and all(one.get(key) == value for one in others)
+    }
+
+
+def _reason(reason: str | None) -> dict[str, str]:
+    return {} if reason is None else {"reason": _short(reason)}
+
+
+def _short(text: str, longest: int = LONGEST) -> str:
+    """Return a text with at most some characters, because MLflow's texts have limits.
+
+    >>> _short("fedavg, local", 8)
+    'fedavg,…'
+    """
+    return text if len(text) <= longest else text[: longest - 1] + "…"
