@@ -1,10 +1,9 @@
 """Partitions: the schemes as objects, and a partition to look at before a run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from os import PathLike
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from flbench.api.settings import AnyPath, Keys, Reading, given, verb
 from flbench.calls import arguments, parts
 from flbench.config.resolve import resolve
-from flbench.config.schema import Config
+from flbench.config.schema import SCHEME_KEYS, Config, PartitionConfig
 from flbench.config.trust import run_code
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import ConfigError, DataError, UserError, did_you_mean
@@ -33,19 +32,11 @@ if TYPE_CHECKING:
 class _Scheme:
     """Section `partition` of the configuration for one scheme.
 
-    A field that is None has the default of the configuration (`PartitionConfig`). Values are
-    checked when a run or a partition is made.
+    A field that is None has the default of the configuration (`PartitionConfig`, which describes
+    the keys). Values are checked when a run or a partition is made.
 
-    Attributes:
-        clients: Number of clients N.
-        split: Shares of a client's samples for train, validation and test.
-        pool: Samples to distribute: `train` or `merged`.
-        samples: Number of samples to distribute.
-        min_samples: Smallest number of samples of a client.
-        seed: Seed of the partition; by default the seed of the run.
-        new_clients: Number, share or names of the clients that join after the training.
-        new_alpha: Concentration of the classes of new clients (scheme `dirichlet`).
-        new_shots: Number of training samples of each class that new clients have.
+    >>> Dirichlet(alpha=0.1, clients=20).section()
+    {'scheme': 'dirichlet', 'clients': 20, 'alpha': 0.1}
     """
 
     def __new__(cls, *values: Any, **keys: Any) -> Self:
@@ -74,146 +65,62 @@ class _Scheme:
     new_shots: int | None = None
 
     def section(self) -> dict[str, Any]:
-        """Return the keys of the section `partition` that differ from their defaults."""
+        """Return the keys of the section `partition` that are given."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"scheme": self.scheme} | {k: v for k, v in given.items() if v is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class IID(_Scheme):
-    """Samples at random, in equal shares (`partition.scheme=iid`)."""
-
-    scheme = "iid"
+COMMON: Final = tuple(one.name for one in fields(_Scheme))
+"""Keys of all schemes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dirichlet(_Scheme):
-    """Every class in shares drawn from a Dirichlet distribution (`partition.scheme=dirichlet`).
-
-    Attributes:
-        alpha: Concentration, above 0; a smaller one gives more skew.
-        balanced: Whether all clients get the same number of samples.
-
-    >>> Dirichlet(alpha=0.1, clients=20).section()
-    {'scheme': 'dirichlet', 'clients': 20, 'alpha': 0.1}
-    """
-
-    scheme = "dirichlet"
-    alpha: float | None = None
-    balanced: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pathological(_Scheme):
-    """A few classes for each client (`partition.scheme=pathological`).
-
-    Attributes:
-        classes_per_client: Number of classes of each client.
-    """
-
-    scheme = "pathological"
-    classes_per_client: int | None = None
+def _scheme(title: str, name: str) -> Any:
+    """Return the class of a scheme, whose attributes are its keys of the section `partition`."""
+    own = [key for key, schemes in SCHEME_KEYS.items() if name in schemes and key not in COMMON]
+    known = PartitionConfig.model_fields
+    about = [f"    {key}: {known[key].description}." for key in (*own, *COMMON)]
+    return make_dataclass(
+        title,
+        [(key, "Any", None) for key in own],
+        bases=(_Scheme,),
+        namespace={
+            "scheme": name,
+            "__module__": __name__,
+            "__doc__": "\n".join([f"The scheme `{name}`.\n", "Attributes:", *about]),
+        },
+        frozen=True,
+        kw_only=True,
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grouped(_Scheme):
-    """Groups of clients with main classes (`partition.scheme=grouped`).
-
-    Attributes:
-        main_classes: Number of main classes of each group, in class order.
-        main_share: Share of a client's samples from main classes, in (0, 1].
-        samples_per_client: Samples of each client.
-    """
-
-    scheme = "grouped"
-    main_classes: Sequence[int] | None = None
-    main_share: float | None = None
-    samples_per_client: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantity(_Scheme):
-    """Clients of different sizes, with samples at random (`partition.scheme=quantity`).
-
-    Attributes:
-        alpha: Concentration of the sizes, above 0; a smaller one gives more skew.
-    """
-
-    scheme = "quantity"
-    alpha: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shards(_Scheme):
-    """Pieces of the samples sorted by class (`partition.scheme=shards`).
-
-    Attributes:
-        shards: Number of pieces of each client.
-    """
-
-    scheme = "shards"
-    shards: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExtendedDirichlet(_Scheme):
-    """A few classes for each client, in shares drawn from a Dirichlet distribution.
-
-    It is `partition.scheme=extended_dirichlet`.
-
-    Attributes:
-        classes_per_client: Number of classes of each client.
-        alpha: Concentration of the shares, above 0; a smaller one gives more skew.
-    """
-
-    scheme = "extended_dirichlet"
-    classes_per_client: int | None = None
-    alpha: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Similarity(_Scheme):
-    """A share of samples at random, the others sorted by class (`partition.scheme=similarity`).
-
-    Attributes:
-        similarity: Share of a client's samples that are drawn at random, in [0, 1].
-    """
-
-    scheme = "similarity"
-    similarity: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ByTarget(_Scheme):
-    """Intervals of a target that is a number, in Dirichlet shares (`partition.scheme=target`).
-
-    Attributes:
-        alpha: Concentration, above 0; a smaller one gives more skew.
-        bins: Number of intervals, with equally many samples.
-    """
-
-    scheme = "target"
-    alpha: float | None = None
-    bins: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Natural(_Scheme):
-    """The clients that the data set itself has (`partition.scheme=natural`)."""
-
-    scheme = "natural"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FromFile(_Scheme):
-    """A saved partition (`partition.scheme=file`).
-
-    Attributes:
-        path: The file NAME.npz, with NAME.json beside it.
-    """
-
-    scheme = "file"
-    path: str | PathLike[str]
+IID = _scheme("IID", "iid")
+"""Samples at random, in equal shares (`partition.scheme=iid`)."""
+Dirichlet = _scheme("Dirichlet", "dirichlet")
+"""Every class in shares drawn from a Dirichlet distribution: `alpha`, above 0, of which a smaller
+one gives more skew, and `balanced`, for clients of one size (`partition.scheme=dirichlet`)."""
+Pathological = _scheme("Pathological", "pathological")
+"""A few classes for each client: `classes_per_client` (`partition.scheme=pathological`)."""
+Grouped = _scheme("Grouped", "grouped")
+"""Groups of clients with main classes: `main_classes`, the number of them in each group,
+`main_share` and `samples_per_client` (`partition.scheme=grouped`)."""
+Quantity = _scheme("Quantity", "quantity")
+"""Clients of different sizes, with samples at random: `alpha` (`partition.scheme=quantity`)."""
+Shards = _scheme("Shards", "shards")
+"""`shards` pieces for each client of the samples sorted by class (`partition.scheme=shards`)."""
+ExtendedDirichlet = _scheme("ExtendedDirichlet", "extended_dirichlet")
+"""A few classes for each client, in shares drawn from a Dirichlet distribution:
+`classes_per_client` and `alpha` (`partition.scheme=extended_dirichlet`)."""
+Similarity = _scheme("Similarity", "similarity")
+"""A share `similarity` of a client's samples at random, the others sorted by class
+(`partition.scheme=similarity`)."""
+ByTarget = _scheme("ByTarget", "target")
+"""`bins` intervals of a target that is a number, in Dirichlet shares with `alpha`
+(`partition.scheme=target`)."""
+Natural = _scheme("Natural", "natural")
+"""The clients that the data set itself has (`partition.scheme=natural`)."""
+FromFile = _scheme("FromFile", "file")
+"""A saved partition: `path`, the file NAME.npz, with NAME.json beside it
+(`partition.scheme=file`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
