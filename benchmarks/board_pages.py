@@ -23,8 +23,8 @@ import flbench as fl
 from flbench.analysis.statistics import across, correct
 from flbench.core.errors import UserError
 from flbench.core.text import in_code, in_markdown, one_line, printable
-from flbench.reproduce import library
-from flbench.reproduce.words import with_sign
+from flbench.reproduce.paper import load
+from flbench.reproduce.report import with_sign
 from flbench.results.left_out import LEFT_OUT
 
 REFERENCES: Final = ("local", "ft")
@@ -382,11 +382,10 @@ def ranks(settings: Sequence[Setting]) -> list[str]:
 def printed(setting: str) -> tuple[str, dict[str, float]]:
     """Return where accuracies for a setting are published, and those accuracies by method."""
     name, number, column = PUBLISHED[setting]
-    paper = library.load(name)
-    place = list(paper.tables[number].columns).index(column)
+    paper = load(name)
     values: dict[str, float] = {}
     for label, row in paper.tables[number].rows.items():
-        if (value := row.values[place]) is not None:
+        if (value := paper.published.get((number, label, column))) is not None:
             values[paper.methods[row.method or label].algo] = value
     where = f"{paper.name}, table {number}, {column}"
     return where, values

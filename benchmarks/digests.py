@@ -62,12 +62,12 @@ CAMPAIGNS: Final = {
         *ONE,
     ),
     "study": (
-        *("tune", "hfcd", "fedper", "--trials", "3", "--seeds", "3", "--jobs", "1"),
+        *("tune", "hfcd", "fedper", "--trials", "3", "--seeds", "3", "--concurrent", "1"),
         *("--scheduler", "none", "--seed", "3", "--out", ".", *ONE),
     ),
     "paper": (
-        *("reproduce", "hfcd", "--dataset", "CIFAR-100=digits", "--algo", "hfcd,fedavg"),
-        *("--seeds", "2", "--out", ".", "--json", *SMALL),
+        *("reproduce", "hfcd", "--dataset", "digits", "--algo", "hfcd,fedavg"),
+        *("--seeds", "2", "--jobs", "1", "--out", ".", "--json", "partition.samples=1000", *SMALL),
     ),
 }
 """Arguments of the command line, by the kind of what they carry out in the current folder."""
@@ -358,7 +358,7 @@ def commands() -> Iterator[Rows]:
     parameters, which has another seed.
     """
     with TemporaryDirectory() as folder:
-        options = ("--trials", "1", "--seeds", "1", "--jobs", "1", "--scheduler", "none")
+        options = ("--trials", "1", "--seeds", "1", "--concurrent", "1", "--scheduler", "none")
         flbench(folder, "tune", "fedavg", *options, "--out", "tune", *ONE)
         for kind in ("trials/*/*", "finals/*/default-*"):
             (path,) = Path(folder, "tune").rglob(kind)

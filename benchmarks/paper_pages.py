@@ -2,42 +2,41 @@
 
 usage: python benchmarks/paper_pages.py [--pack OUT_DIR] [FOLDER] (default: docs/papers)
 
-Each FOLDER/NAME.tar.xz gets a page FOLDER/measured-NAME.md. The runs of the archive are unpacked
-into a temporary folder. There, the commands that `benchmarks/papers.sh --print` prints for NAME
-make their reports of these runs: nothing is trained, and no samples are read. The page is the
-report, or the tables of all reports, without the folders of the runs, and with the differences
-between the rows, paired by seed.
+Each FOLDER/NAME.tar.xz gets a page FOLDER/measured-NAME.md. The comparisons of the archive are
+unpacked into a temporary folder, and the commands that `benchmarks/papers.sh --print` prints for
+NAME say of which tables they are: nothing is trained, and no samples are read. The page has the
+tables of all reports, and the differences between the rows, paired by seed.
 
 With --pack, the archives are written first, from OUT_DIR, the folder in which
 `benchmarks/papers.sh` has trained.
 """
 
 import argparse
-import json
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import chdir, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from io import StringIO
+from dataclasses import replace
+from itertools import chain
 from math import isnan
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 import pandas as pd
-import yaml
 from scipy.stats import kendalltau, rankdata
 
 import flbench as fl
 from flbench.analysis import statistics
-from flbench.cli import app
+from flbench.cli.layers import CommandLine
 from flbench.comparison.archive import KNOWN
+from flbench.config.sources import merge
 from flbench.core import archives
 from flbench.reports.tables import grid
-from flbench.reproduce.words import with_sign
+from flbench.reproduce import report
+from flbench.reproduce.claims import decide
+from flbench.reproduce.report import PaperReport, PaperRequest, with_sign
 
 Cell = dict[str, Any]
 """A cell of a table, as the JSON file of a report has it."""
@@ -67,6 +66,8 @@ FURTHER_PAIRS: Final = {
     ],
 }
 """Further differences on the page of an archive: table, row, and the row that is subtracted."""
+POOLED: Final = ("pfllib",)
+"""Archives whose reports are on several data sets of one table, and whose claims are about all."""
 RANKED_FROM: Final = 8
 """Rows of other methods from which a column has a rank correlation with the published numbers."""
 DIFFERENCES: Final = (
@@ -82,24 +83,6 @@ DIFFERENCES: Final = (
 DIFFERENCE_HEADER: Final = (
     *("table", "column", "row", "minus", "difference", "95 % interval", "seeds"),
 )
-
-
-@dataclass(frozen=True)
-class Report:
-    """A report of `flbench reproduce`.
-
-    Attributes:
-        text: The report in Markdown.
-        content: Content of the report's JSON file.
-    """
-
-    text: str
-    content: dict[str, Any]
-
-    @property
-    def runs(self) -> set[Path]:
-        """The folders of the runs that the report has numbers of."""
-        return {Path(run) for cell in self.content["cells"] for run in cell["runs"].values()}
 
 
 def commands(data: Path, out: Path) -> dict[str, list[list[str]]]:
@@ -126,104 +109,78 @@ def commands(data: Path, out: Path) -> dict[str, list[list[str]]]:
     return by_paper
 
 
-def output(arguments: Sequence[str]) -> Path:
-    """Return the folder in which a command writes runs and reports."""
-    return Path(arguments[arguments.index("--out") + 1])
+def asked(arguments: Sequence[str]) -> tuple[PaperRequest, Path]:
+    """Return what a command of `papers.sh` asks for, and its folder."""
+    parser = argparse.ArgumentParser()
+    for option in ("--table", "--algo"):
+        parser.add_argument(option, action="append", default=[])
+    for option in ("--dataset", "--seeds", "--out", "--engine"):
+        parser.add_argument(option)
+    parser.add_argument("words", nargs="*")
+    options = parser.parse_intermixed_args(arguments[1:])
+    paper, *keys = options.words
+    given = merge(CommandLine(keys, {}).layers())
+    tables, algos = (",".join(one).split(",") for one in (options.table, options.algo))
+    named = [[one for one in each if one] for each in (tables, algos)]
+    return PaperRequest(paper, named[0], options.dataset, named[1], given), Path(options.out)
 
 
-def unpack(archive: Path, folder: Path, data: Path) -> None:
-    """Unpack the runs of an archive, so that `flbench reproduce` finds them.
-
-    The configurations in an archive have no folders of the machine that trained the runs. Here they
-    get the folder of the data sets, and the folder of the run that determines the confusable
-    classes. An empty file stands for each data set, because `flbench reproduce` leaves out the data
-    sets that it does not find.
-
-    Args:
-        archive: The archive.
-        folder: Folder for the folders of the runs.
-        data: Folder of the data sets.
-    """
-    archives.unpack(archive, folder, KNOWN.__contains__)
-    for file in folder.glob("*/config.yaml"):
-        config = yaml.safe_load(file.read_text("utf-8"))
-        config["data"]["root"] = str(data)
-        (data / f"{config['data']['name']}.npz").touch()
-        reference = str(config["evaluation"]["confusable"])
-        if (folder / reference).is_dir():
-            config["evaluation"]["confusable"] = str(folder / reference)
-        file.write_text(yaml.safe_dump(config), "utf-8")
-
-
-def flbench(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return what a command of flbench prints with `--json`.
-
-    Raises:
-        SystemExit: The command failed.
-    """
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = app.main([*arguments, "--json"])
-    if code:
-        raise SystemExit(f"flbench {shlex.join(arguments)}: {err.getvalue()}")
-    content: dict[str, Any] = json.loads(out.getvalue())
-    return content
-
-
-def reports(archive: Path, work: Path) -> list[Report]:
-    """Return the reports of the runs of an archive, in the order of the commands.
+def reports(archive: Path, folder: Path) -> list[PaperReport]:
+    """Return the reports of the comparisons of an archive, in the order of the commands.
 
     Args:
         archive: The archive `NAME.tar.xz`; NAME is a name of a paper in `papers.sh`.
-        work: Empty folder. It must exist until the runs have been read.
+        folder: Folder for its comparisons. It must exist until the runs have been read.
 
     Raises:
-        SystemExit: The script does not know the paper, a run of its commands is not in the archive,
-            or a run of the archive is in no report.
+        SystemExit: The script does not know the paper, or a run of the archive is in no report.
     """
-    name, data = archive.name.removesuffix(SUFFIX), work / "data"
-    data.mkdir()
-    of_paper = commands(data, work / "out").get(name)
+    name = archive.name.removesuffix(SUFFIX)
+    of_paper = commands(Path(), folder.parent / "out").get(name)
     if of_paper is None:
         raise SystemExit(f"{archive}: {COMMANDS.name} has no paper `{name}`")
-    folder = output(of_paper[0]) / name
-    unpack(archive, folder, data)
-    made = []
-    with chdir(data):
-        for arguments in of_paper:
-            # A run that is not found would be trained.
-            planned = flbench([*arguments, "--dry-run"])["runs"]
-            if missing := [run["run"] for run in planned if run["state"] != "finished"]:
-                raise SystemExit(f"{archive} does not have the run `{missing[0]}`")
-            content = flbench(arguments)
-            [text] = (Path(file) for file in content["files"] if file.endswith(".md"))
-            made.append(Report(text.read_text("utf-8"), content))
-    used = set().union(*(report.runs for report in made))
-    if unused := set(folder.iterdir()) - used:
+    archives.unpack(archive, folder, KNOWN.__contains__)
+    made: dict[frozenset[Path], PaperReport] = {}
+    for arguments in of_paper:
+        one = report.make(asked(arguments)[0], folder, exact=False)
+        made[runs_of(one)] = one  # the last of those that train methods of one table
+    if unused := {path.parent for path in folder.glob("*/cells/*/config.yaml")} - {*chain(*made)}:
         raise SystemExit(
             f"{archive} has runs that are in no report of {COMMANDS.name}, such as"
             f" {min(unused).name}. Is the variable SEEDS that of the training?"
         )
-    return made
+    return [*made.values()]
+
+
+def pooled(made: Sequence[PaperReport]) -> PaperReport:
+    """Return reports on several data sets of one table as one, whose claims are about all."""
+    lines = {line.cell.number: line for each in made for line in each.lines}
+    paper = made[0].paper
+    verdicts = tuple(decide(claim, paper, lines) for claim in paper.claims)
+    return replace(made[0], lines=tuple(lines.values()), verdicts=verdicts)
+
+
+def runs_of(one: PaperReport) -> frozenset[Path]:
+    """Return the folders of the runs that a report has numbers of."""
+    return frozenset(run for line in one.lines for run in line.runs.values())
 
 
 def pack(out: Path, folder: Path) -> None:
-    """Write the archives of the runs that reports in a folder have numbers of.
+    """Write the archives of the comparisons of the papers.
 
     Args:
         out: Folder in which `papers.sh` has trained.
         folder: Folder of the archives.
     """
     for name, of_paper in commands(out, out).items():
-        paper = of_paper[0][1]
-        runs: set[Path] = set()
-        for file in sorted(output(of_paper[0]).glob("*.json")):
-            content = json.loads(file.read_text("utf-8"))
-            if content["paper"]["name"].casefold() == paper:
-                runs |= Report("", content).runs
-        if runs:
-            fl.pack(sorted(runs), folder / f"{name}{SUFFIX}")
-            print(f"{name}{SUFFIX}: {len(runs)} runs", file=sys.stderr)
+        found: dict[Path, None] = {}
+        for arguments in of_paper:
+            request, place = asked(arguments)
+            runs = runs_of(report.make(request, place / request.paper, exact=False))
+            found |= dict.fromkeys(sorted(run.parents[1] for run in runs))
+        if found:
+            fl.pack([*found], folder / f"{name}{SUFFIX}")
+            print(f"{name}{SUFFIX}: {len(found)} comparisons", file=sys.stderr)
 
 
 def page(archive: Path) -> str:
@@ -233,11 +190,11 @@ def page(archive: Path) -> str:
         SystemExit: See `reports`.
     """
     with tempfile.TemporaryDirectory() as work:
-        made = reports(archive, Path(work))
+        made = reports(archive, Path(work) / "runs")
         return "\n\n".join(blocks(archive.name.removesuffix(SUFFIX), made)) + "\n"
 
 
-def blocks(name: str, made: Sequence[Report]) -> list[str]:
+def blocks(name: str, made: Sequence[PaperReport]) -> list[str]:
     """Return the headings, paragraphs, tables and lists of a page.
 
     A page of runs with all rounds of the paper has the claims that are decided, and leaves out what
@@ -245,67 +202,49 @@ def blocks(name: str, made: Sequence[Report]) -> list[str]:
 
     Args:
         name: Name of the archive.
-        made: Reports on its runs. The first one has the claims and notes about the whole paper.
+        made: Reports on its runs.
     """
-    first, text = made[0].content, made[0].text
-    paper, all_rounds = first["paper"]["name"], first["scale"] == "full"
-    title, citation = text.split("\n\n")[:2]
+    paper, all_rounds = made[0].paper, "train.rounds" not in made[0].changed
+    title, citation, *_ = made[0].markdown().split("\n\n")
     if all_rounds:
-        title = f"# {paper}, all rounds of the paper: published and measured numbers"
-    runs = set().union(*(report.runs for report in made))
+        title = f"# {paper.name}, all rounds of the paper: published and measured numbers"
+    runs = frozenset().union(*map(runs_of, made))
     source = (
         f"Written by `benchmarks/paper_pages.py` from the {len(runs)} runs in"
         f" `docs/papers/{name}{SUFFIX}`."
     )
-    shared = [
-        note for note in first["notes"] if all(note in each.content["notes"] for each in made)
-    ]
-    page = [title, citation, source, *(f"**{note}**" for note in shared), *tables(made, shared)]
+    shared = [note for note in made[0].notes if all(note in each.notes for each in made)]
+    page = [title, citation, source, *(f"**{note}**" for note in shared)]
+    for each in made:
+        opening, *rest = each.tables()
+        page += [] if opening in page else [opening]  # the same table on another data set
+        page += [f"**{note}**" for note in each.notes if note not in shared]
+        page += rest
     page += differences(name, made)
-    page += [heading_of(made[0], "Claims of the text"), *claims(made, decided_only=all_rounds)]
-    footnotes = dict.fromkeys(line for each in made for line in section(each, "Footnotes"))
-    for heading in (
-        "What could not be measured here",
-        "Footnotes",
-        "Contradictions in the paper",
-        "What the paper does not specify, and the choices here",
+    of_claims = [pooled(made)] if name in POOLED else made
+    page += ["## Claims of the text", *claims(of_claims, decided_only=all_rounds)]
+    if all_rounds:
+        return page
+    absent = made[0].absent()
+    if absent:
+        rows = grid(("why", "cells without"), absent)
+        page += ["## What could not be measured here", rows]
+    for heading, items in (
+        ("Contradictions in the paper", paper.contradictions),
+        ("What the paper does not specify, and the choices here", paper.choices),
     ):
-        lines = list(footnotes) if heading == "Footnotes" else section(made[0], heading)
-        if lines and (heading == "Footnotes" or not all_rounds):
-            page += [f"## {heading}", "\n".join(lines)]
+        if items:
+            page += [f"## {heading}", "\n".join(f"- {item}" for item in items)]
     return page
 
 
-def heading_of(report: Report, title: str) -> str:
-    """Return the heading of a section of a report, with its mark, such as `[small scale]`."""
-    return next(line for line in report.text.splitlines() if line.startswith(f"## {title}"))
-
-
-def section(report: Report, heading: str) -> list[str]:
-    """Return the lines of a section of a report; none where the report has no such section."""
-    text = report.text.partition(f"\n## {heading}")[2].partition("\n## ")[0]
-    return text.partition("\n")[2].strip().splitlines()
-
-
-def tables(made: Sequence[Report], shared: Sequence[str]) -> list[str]:
-    """Return the tables of reports, with the notes that do not hold for all reports."""
-    page: list[str] = []
-    for report in made:
-        text = report.text.partition("\n## ")[2].partition("\n## Claims of the text")[0]
-        opening, _, rest = f"## {text.strip()}".partition("\n\n### ")
-        if opening not in page:  # the same table on another data set has the same heading
-            page.append(opening)
-        page += [f"**{note}**" for note in report.content["notes"] if note not in shared]
-        page.append(f"### {rest}")
-    return page
-
-
-def columns(made: Sequence[Report]) -> list[list[Cell]]:
+def columns(made: Sequence[PaperReport]) -> list[list[Cell]]:
     """Return the cells with measured values, column by column."""
     by_place: dict[tuple[int, str, str], list[Cell]] = {}
-    for number, report in enumerate(made):
-        for cell in report.content["cells"]:
+    for number, each in enumerate(made):
+        for cell in each.tree()["cells"]:
             if cell["values"]:
+                cell["substitute"] = each.changed.get("data.name", (None, None))[1]
                 by_place.setdefault((number, cell["table"], cell["column"]), []).append(cell)
     return list(by_place.values())
 
@@ -327,14 +266,14 @@ def own_row(column: Sequence[Cell]) -> Cell | None:
     return next((cell for cell in own if cell["row"] in names), next(iter(own), None))
 
 
-def differences(name: str, made: Sequence[Report]) -> list[str]:
+def differences(name: str, made: Sequence[PaperReport]) -> list[str]:
     """Return the section on the differences between rows, if there are any.
 
     Args:
         name: Name of the archive.
         made: Reports on its runs.
     """
-    paper, every = made[0].content["paper"]["name"], columns(made)
+    paper, every = made[0].paper.name, columns(made)
     to_all = [pair for column in every for pair in own_to_all(column)]
     alike = [pair for column in every for pair in own_to_alike(column)]
     measures = dict.fromkeys(first["metric"] for first, _ in alike)
@@ -450,7 +389,7 @@ def difference(first: Cell, second: Cell) -> tuple[str, ...]:
 
 
 def by_seed(entry: dict[str, Any]) -> dict[int, float]:
-    """Return the values of a cell or claim by seed."""
+    """Return the values of a cell by seed."""
     return {int(seed): value for seed, value in entry["values"].items()}
 
 
@@ -525,7 +464,7 @@ def orders(every: Sequence[Sequence[Cell]]) -> list[str]:
     ]
 
 
-def claims(made: Sequence[Report], *, decided_only: bool) -> list[str]:
+def claims(made: Sequence[PaperReport], *, decided_only: bool) -> list[str]:
     """Return an explanation, and the table of the claims with the intervals of their differences.
 
     A claim has the lines of all reports that decide it, or that of the first report if none does.
@@ -535,52 +474,28 @@ def claims(made: Sequence[Report], *, decided_only: bool) -> list[str]:
         decided_only: Whether to leave out claims that no report decides.
     """
     lines: dict[str, list[tuple[bool, tuple[str, ...]]]] = {}
-    for report in made:
-        header, _, *rows = section(report, "Claims of the text")
-        for row, claim in zip(rows, report.content["claims"], strict=True):
-            line = claim_line(cells_of(row), claim, report, is_one_of_several=len(made) > 1)
-            is_decided = claim["verdict"] != "cannot be decided"
-            lines.setdefault(claim["claim"], []).append((is_decided, line))
+    for each in made:
+        cells, substitute = each.tree()["cells"], each.changed.get("data.name", (None, None))
+        mark = f" [{substitute[1]} instead of {substitute[0]}]" if substitute[1] else ""
+        for verdict, (text, *middle, last) in zip(each.verdicts, each.claim_rows(), strict=True):
+            claim = verdict.claim
+            place_of_row = claim.table, claim.measured_row or claim.row
+            of_row = [c for c in cells if (c["table"], c["row"]) == place_of_row]
+            _, ends, seeds = interval(verdict.by_seed, dict.fromkeys(verdict.by_seed, 0.0), of_row)
+            line = (text + mark * (len(made) > 1), *middle, ends, seeds, last)
+            is_decided = verdict.outcome != "cannot be decided"
+            lines.setdefault(claim.text, []).append((is_decided, line))
     chosen: list[tuple[str, ...]] = []
     for of_claim in lines.values():
         decided = [line for is_decided, line in of_claim if is_decided]
         chosen += decided or ([] if decided_only else [of_claim[0][1]])
-    *titles, last = cells_of(header)
-    paper = made[0].content["paper"]["name"].casefold()
+    *titles, last = report.CLAIM_HEADER
     about = (
         "A claim against several rows is measured against the one with the best mean. The verdicts"
         " of the table compare the mean over seeds with the claim, and do not use the intervals."
-        f" Verdicts by intervals are on [the paper's page]({paper}.md)."
+        f" Verdicts by intervals are on [the paper's page]({made[0].paper.name.casefold()}.md)."
     )
     return [about, grid((*titles, "95 % interval", "seeds", last), chosen)]
-
-
-def cells_of(line: str) -> list[str]:
-    """Return the cells of a line of a table in Markdown."""
-    return [cell.replace("\\|", "|") for cell in line[2:-2].split(" | ")]
-
-
-def claim_line(
-    cells: Sequence[str], claim: dict[str, Any], report: Report, *, is_one_of_several: bool
-) -> tuple[str, ...]:
-    """Return the line of a claim with interval and number of seeds.
-
-    Args:
-        cells: Cells of the claim's line in the report.
-        claim: Entry of the claim in the report's JSON file.
-        report: The report.
-        is_one_of_several: Whether the page has other reports, on other data sets.
-    """
-    text, *middle, verdict = cells
-    if is_one_of_several:
-        replaced = report.content["substitutes"].items()
-        text += "".join(f" [{here} instead of {name}]" for name, here in replaced)
-    place_of_row = claim["table"], claim["measured_row"]
-    of_row = [c for c in report.content["cells"] if (c["table"], c["row"]) == place_of_row]
-    differences_by_seed = by_seed(claim)
-    nothing = dict.fromkeys(differences_by_seed, 0.0)
-    _, ends, seeds = interval(differences_by_seed, nothing, of_row)
-    return text, *middle, ends, seeds, verdict
 
 
 def main() -> None:

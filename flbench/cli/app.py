@@ -384,8 +384,8 @@ def reproduce(
         str | None,
         option(
             "--dataset",
-            "[PRINTED=]NAME",
-            "One data set of the table, or a substitute for the data set PRINTED.",
+            "NAME",
+            "One data set of the tables, or another one in place of the first.",
         ),
     ] = None,
     algo: Annotated[
@@ -396,36 +396,32 @@ def reproduce(
             "Rows of the table (default: all rows). Can be given several times.",
         ),
     ] = None,
-    scale: Annotated[
-        str,
-        option(
-            "--scale",
-            "small|full",
-            "small (default): few rounds, clients and samples, which takes minutes; full: the"
-            " paper's settings.",
-        ),
-    ] = "small",
     seeds: Annotated[
         int | None,
         option(
             "--seeds", "N", "Runs per cell (default: as many as in the paper).", min=1, max=1000
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        option("--jobs", "N", "Trainings at the same time (default: one per core).", min=1),
+    ] = None,
     out: Annotated[
-        Path, option("--out", "DIR", "Folder for runs and reports (default: reproduce).")
+        Path, option("--out", "DIR", "Folder for comparisons and reports (default: reproduce).")
     ] = Path("reproduce"),
     download: Annotated[
         bool, option("--download", None, "Let torchvision download missing data sets.")
     ] = False,
     dry_run: Annotated[
-        bool, option("--dry-run", None, "List the runs, and what is missing; train nothing.")
+        bool, option("--dry-run", None, "Train nothing: report what is there.")
     ] = False,
     as_json: AsJson = False,
     aliases: dict[str, str],
 ) -> None:
     """Measure tables of a paper, and print the published numbers beside the measured ones.
 
-    The same command resumes an interrupted run, and reuses the runs that are finished.
+    The methods of a table are compared in folders of comparisons, and the same command resumes
+    them.
     """
     with importing():
         from flbench.cli import reproduce as called
@@ -435,12 +431,12 @@ def reproduce(
         aliases=aliases,
         dry_run=dry_run,
         as_json=as_json,
-        tables=_joined(table),
+        tables=_listed(table),
         dataset=dataset,
-        algos=_joined(algo),
-        scale=scale,
+        algos=_listed(algo),
         seeds=seeds,
-        output=out,
+        jobs=jobs,
+        out=out,
         download=download,
     )
 
@@ -596,9 +592,9 @@ def ui(
     called.ui(uri, port)
 
 
-def _joined(given: list[str] | None) -> str | None:
-    """Return the values of an option that can be given several times as one list with commas."""
-    return ",".join(given) if given else None
+def _listed(given: list[str] | None) -> list[str]:
+    """Return the values of an option that can be given several times, with commas between some."""
+    return [one.strip() for text in given or [] for one in text.split(",")]
 
 
 @cache

@@ -1,92 +1,166 @@
 """`flbench reproduce`: tables of a paper, published numbers beside measured ones."""
 
-import json
-from collections import Counter
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from flbench.api import caller
+from rich.markdown import Markdown
+
+from flbench.api import campaigns
+from flbench.api.caller import Caller
 from flbench.cli import console, words
 from flbench.cli.layers import CommandLine
-from flbench.cli.tables import papers as paper_tables
+from flbench.comparison.folder import read_design
+from flbench.config.resolve import as_data
+from flbench.config.sources import merge
 from flbench.core.errors import UserError
-from flbench.reproduce import library, measure, plan, report, request, runs, writing
-from flbench.reproduce.schema import PaperFacts
+from flbench.data import catalogue
+from flbench.jobs.samples import LoadedSamples
+from flbench.reports.terminal import open_console
+from flbench.reproduce import measure, paper, report
+from flbench.reproduce.paper import Place
+from flbench.reproduce.report import PaperRequest
 
 
 def reproduce(
-    items: Sequence[str],
+    paper_and_overrides: Sequence[str],
     *,
     aliases: Mapping[str, str],
+    tables: Sequence[str],
+    dataset: str | None,
+    algos: Sequence[str],
+    seeds: int | None,
+    jobs: int | None,
+    out: Path,
+    download: bool,
     dry_run: bool,
     as_json: bool,
-    **options: Any,
 ) -> None:
     """List the papers, or measure tables of one of them.
 
     Args:
-        items: At most one name of a paper, and overrides `key=value`.
+        paper_and_overrides: At most one name of a paper, and overrides `key=value`.
         aliases: Texts of the short forms that the user gave, by the name of the option.
-        dry_run: Whether to list the runs instead of training.
-        as_json: Whether to print JSON: without a paper, `papers`; with `dry_run`, `runs` with their
-            states and `unavailable`; otherwise the content of the report's JSON file, and `files`.
-        options: Fields of `flbench.reproduce.request.ReproduceRequest`.
+        tables: Numbers of tables; empty for the main table.
+        dataset: A data set of the tables, or another one in place of the first.
+        algos: Rows or methods; empty for all.
+        seeds: Repetitions of each method; None for as many as in the paper.
+        jobs: Trainings at the same time; None for one per core.
+        out: Folder of comparisons and reports.
+        download: Whether torchvision may download missing data sets.
+        dry_run: Whether to train nothing, and to report what is there.
+        as_json: Whether to print JSON: without a paper, `papers`; otherwise the content of the
+            report's JSON file, with `left` and `files`.
 
     Raises:
         UserError: An option is wrong, or nothing could be measured.
+        RunError: Trainings failed.
     """
-    paper, overrides = words.one_name(items, "paper")
-    if options["scale"] not in ("small", "full"):
-        raise UserError(f"--scale must be small or full, got {options['scale']}.")
-    if paper is None:
-        if overrides or aliases or any(options[name] for name in ("tables", "dataset", "algos")):
-            raise UserError(f"name a paper: {', '.join(library.names())}.")
-        papers = {name: library.load(name) for name in library.names()}
-        console.json(_papers(papers)) if as_json else paper_tables.print_papers(papers)
+    name, overrides = words.one_name(paper_and_overrides, "paper")
+    if name is None:
+        if overrides or aliases or tables or dataset or algos:
+            raise UserError(f"name a paper: {', '.join(paper.names())}.")
+        _list(as_json=as_json)
         return
-    given = CommandLine(overrides, aliases).layers()[0]
-    planned = plan.make(request.ReproduceRequest(paper, overrides=given, **options))
-    folders = runs.RunFolders(planned.request.output)
-    states = {job.title: runs.state_of(job, folders) for job in planned.jobs.values()}
-    counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
-    console.notes([*planned.notes, f"{len(states)} runs: {counts or 'nothing to do'}."])
-    if dry_run:
-        absent = report.make(planned, runs.RunResults()).absent
-        missing = [item for item in absent if item.why != measure.NOT_YET]
-        if as_json:
-            listed = [{"run": title, "state": state} for title, state in states.items()]
-            console.json({"runs": listed, "unavailable": [vars(item) for item in missing]})
+    given = merge(CommandLine(overrides, aliases).layers())
+    asked = PaperRequest(name, tables, dataset, algos, given)
+    folder, notes = out / name.casefold(), []
+    left: dict[str, list[str]] = {}
+    for place in asked.places():
+        data = as_data([place.base]).data
+        if not (download or data.path or catalogue.is_available(data)):
+            notes.append(
+                f"{place.dataset}: the data set `{data.name}` is not in {data.root}. Put"
+                f" {data.name}.npz there, name its folder with data.root=DIR, or use --download."
+            )
+            continue
+        labels = asked.labels(place)
+        if dry_run:
+            left[place.dataset] = [*left.get(place.dataset, []), *labels]
         else:
-            paper_tables.print_runs(states)
-            paper_tables.print_unavailable(missing)
+            train(place, labels, seeds or paper.load(name).seeds, folder, jobs, not as_json)
+    made = report.make(asked, folder)
+    files = [str(path) for path in made.write(out)] if made.is_measured else []
+    if as_json:
+        console.json(made.tree() | {"asked": left, "missing": notes, "files": files})
         return
-    done = runs.RunResults()
-    try:
-        runs.carry_out(planned, folders, caller.display, done)
-    finally:
-        # After Ctrl-C too: the finished runs are reported.
-        runs.collect(planned, folders, done)
-        paper_report = report.make(planned, done)
-        if paper_report.blocks:
-            paths = writing.write(paper_report, planned.request.output)
-            if as_json:
-                content = json.loads(writing.as_json(paper_report))
-                console.json(content | {"files": [str(path) for path in paths]})
-            else:
-                paper_tables.print_report(paper_report, paths)
-    if not paper_report.blocks:
-        raise UserError(report.nothing(paper_report))
+    console.notes(notes)
+    for place_name, labels in left.items():
+        console.line(f"{place_name}: {', '.join(labels)}")
+    if not made.is_measured and not dry_run:
+        raise UserError("\n".join([f"no cell of {made.paper.name} could be measured.", *notes]))
+    if made.is_measured:
+        open_console().print(Markdown(made.markdown(whole=False)))
+    for file in files:
+        console.line(file)
 
 
-def _papers(papers: Mapping[str, PaperFacts]) -> list[dict[str, Any]]:
-    """Return what `--json` prints of the papers whose tables can be measured."""
-    return [
+def train(
+    place: Place, labels: Sequence[str], seeds: int, folder: Path, jobs: int | None, shown: bool
+) -> None:
+    """Train what is left of the comparison of a place.
+
+    Args:
+        place: The place.
+        labels: Labels of its methods.
+        seeds: Repetitions of each method.
+        folder: Folder of the comparisons.
+        jobs: Trainings at the same time; None for one per core.
+        shown: Whether to show the progress.
+
+    Raises:
+        UserError: A method has been trained with other keys.
+        RunError: Trainings failed.
+    """
+    caller, path = Caller(shown=shown), measure.comparison_of(place, folder)
+    # The other methods need the confusable classes of the finished runs of the reference.
+    for group in [[place.reference], labels] if place.reference else [labels]:
+        design = place.design(group, seeds, path)
+        if path is None:
+            ending = campaigns.start(
+                design,
+                LoadedSamples(),
+                jobs,
+                caller,
+                out=folder,
+                command=["flbench", *sys.argv[1:]],
+            )
+            path = ending.comparison.path
+        else:
+            before, _ = read_design(path)
+            known = {one.label: one.layer for one in before.methods}
+            for label in group:
+                if label in known and not measure.is_same(place, label, known[label]):
+                    raise UserError(
+                        f"{path} has `{label}` with other keys. Give the same ones, or another"
+                        " --out."
+                    )
+            more = [one for one in design.methods if one.label not in known]
+            total = max(seeds, before.seeds)
+            ending = campaigns.carry_on(path, more, [], total, LoadedSamples(), jobs, caller)
+        if ending.failures:
+            console.notes(ending.failures)
+
+
+def _list(*, as_json: bool) -> None:
+    """Print the papers whose tables can be measured."""
+    papers = {name: paper.load(name) for name in paper.names()}
+    tree: list[dict[str, Any]] = [
         {
             "name": name,
-            "title": paper.title,
-            "venue": paper.venue,
-            "doi": paper.doi,
-            "tables": {number: table.caption for number, table in paper.tables.items()},
+            "title": one.title,
+            "venue": one.venue,
+            "doi": one.doi,
+            "tables": {number: table.caption for number, table in one.tables.items()},
         }
-        for name, paper in papers.items()
+        for name, one in papers.items()
     ]
+    if as_json:
+        console.json(tree)
+        return
+    for entry in tree:
+        console.line(f"{entry['name']}: {entry['title']}. {entry['venue']}, doi {entry['doi']}")
+        for number, caption in entry["tables"].items():
+            console.line(f"  --table {number:<16} {caption}")
+    console.line("\nFor one of them: flbench reproduce NAME --dry-run")

@@ -1142,7 +1142,7 @@ class EvaluationConfig(Strict):
     confusable: str | None = Field(
         None,
         description="reference run that defines the confusable classes: a run folder, its"
-        " confusion.csv, or `own` for this run itself",
+        " confusion.csv, or `own` for this run itself; `{seed}` stands for the seed of the run",
     )
     rare: Literal["lowest", "share"] = Field(
         "lowest",

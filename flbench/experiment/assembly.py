@@ -583,4 +583,5 @@ def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | Non
         return ()
     if reference == "own":
         return None
-    return tuple(confusable_classes(read_confusion(Path(reference), federation.classes)))
+    folder = Path(reference.replace("{seed}", str(config.seed)))
+    return tuple(confusable_classes(read_confusion(folder, federation.classes)))

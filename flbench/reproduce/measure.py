@@ -1,54 +1,52 @@
-"""Reads the numbers of a paper's cells from the runs that measure them."""
+"""Numbers of a paper's tables, published and measured."""
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 from flbench.analysis.statistics import sample_std
-from flbench.core.errors import UserError
-from flbench.reports.tables import target_text
-from flbench.reproduce.plan import PaperPlan, PlannedCell
-from flbench.reproduce.runs import RunResults
-from flbench.reproduce.schema import PaperMetric
+from flbench.comparison.folder import MARKER, read_cells, read_design
+from flbench.config.sources import Layer
+from flbench.reproduce.paper import UNITS, Cell, Number, PaperMetric, Place
 from flbench.results import reading
 from flbench.results.metrics_file import Row
 from flbench.results.summary import cost_to_reach, last_round, training_failure
 
-NOT_YET: Final = "not run yet"
+FREE: Final = (
+    *("engine.", "tracking.", "output.", "data.root", "data.path", "evaluation.confusable"),
+)
+"""Keys that change no result: those by which a comparison is not told from another."""
 
 
-@dataclass(frozen=True)
-class MeasuredCell:
-    """A cell with its published number and its measured values.
+@dataclass
+class Measured:
+    """A cell of a table with its values.
 
     Attributes:
-        planned: The cell and its runs.
+        cell: The cell.
+        published: Number that the paper prints; None if it prints none.
         values: Measured values by seed, in the unit of the cell's metric.
         at_least: Lower bounds by seed, where no value could be measured: the round after the last
             one, if a run does not reach its target accuracy.
-        splits: Samples that a target accuracy was measured on: `validation`, or `test` without a
-            validation part. Empty for other metrics.
-        why: Why values are missing; None if there is one for each seed.
-        lacks: What is missing: a method, a data set, a metric or a run; "" if `why` is None.
-        folders: Folder of each run, by seed.
+        runs: Folder of each run, by seed.
+        why: Why a value is missing; "" if there is one for each run.
+        by_test: Whether a target accuracy is one of the test parts, without validation parts.
+        samples: Number of samples of all clients of a run; None without a run.
     """
 
-    planned: PlannedCell
-    values: Mapping[int, float]
-    why: str | None
-    lacks: str
-    folders: Mapping[int, Path]
-    at_least: Mapping[int, float] = field(default_factory=dict)
-    splits: frozenset[str] = frozenset()
-
-    @property
-    def published(self) -> float | None:
-        """Number that the paper prints; None if it prints none."""
-        return self.planned.cell.published
+    cell: Cell
+    published: Decimal | None
+    values: dict[int, float] = field(default_factory=dict)
+    at_least: dict[int, float] = field(default_factory=dict)
+    runs: dict[int, Path] = field(default_factory=dict)
+    why: str = ""
+    by_test: bool = False
+    samples: int | None = None
 
     @property
     def mean(self) -> float | None:
@@ -65,158 +63,137 @@ class MeasuredCell:
         """Measured mean minus published number, in the unit of the metric; None if one lacks."""
         if self.mean is None or self.published is None:
             return None
-        return self.mean - self.published
+        return self.mean - float(self.published)
 
 
-def lines(plan: PaperPlan, done: RunResults) -> list[MeasuredCell]:
-    """Return the plan's cells with the values that their runs give."""
-    reader = _Reader()
-    return [_line(item, done, reader) for item in plan.cells]
+def comparison_of(place: Place, folder: Path) -> Path | None:
+    """Return the comparison of a place below a folder; None if there is none."""
+    for marker in sorted(folder.glob(f"*/{MARKER}")):
+        if _key(read_design(marker.parent)[0].base) == _key(place.base):
+            return marker.parent
+    return None
 
 
-def _line(item: PlannedCell, done: RunResults, reader: "_Reader") -> MeasuredCell:
-    cell = item.cell
-    values: dict[int, float] = {}
-    at_least: dict[int, float] = {}
-    folders: dict[int, Path] = {}
-    splits: set[str] = set()
-    missing = [] if item.absent is None else [(item.absent, item.lacks)]
-    for seed, job in item.jobs.items():
-        if job.name not in done.folders:
-            default = NOT_YET if item.wanted else "not requested (--algo)"
-            missing.append((done.failures.get(job.name, default), f"{cell.row} on {cell.dataset}"))
-            continue
-        folder = done.folders[job.name]
-        result = reader.value(folder, item)
-        splits |= {result.split} if result.split else set()
-        if result.value is None:
-            missing.append((str(result.why), f"{cell.row}, {cell.column}"))
-        else:
-            values[seed], folders[seed] = result.value, folder
-        if result.at_least is not None:
-            at_least[seed], folders[seed] = result.at_least, folder
-    why, lacks = missing[0] if missing else (None, "")
-    return MeasuredCell(item, values, why, lacks, folders, at_least, frozenset(splits))
+def _key(base: Layer) -> dict[str, str]:
+    """Return what tells the setting of a comparison from others."""
+    return {key: str(given.value) for key, given in base.items() if not key.startswith(FREE)}
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """What a run says about a cell.
-
-    Attributes:
-        value: The value; None if there is none.
-        why: Why there is none.
-        at_least: Lower bound of a value that is not known; None without one.
-        split: Samples that a target accuracy was measured on; None for other metrics.
-    """
-
-    value: float | None = None
-    why: str | None = None
-    at_least: float | None = None
-    split: str | None = None
+def is_same(place: Place, label: str, layer: Layer) -> bool:
+    """Return whether a method of a comparison has the keys that it has in a place now."""
+    mine = place.methods.get(label)
+    return mine is not None and _key(mine) == _key(layer)
 
 
-class _Reader:
-    """Reads run folders, each of them once."""
-
-    def __init__(self) -> None:
-        self._runs: dict[Path, reading.StoredRun | str] = {}
-
-    def value(self, folder: Path, item: PlannedCell) -> _Reading:
-        """Return the value of a cell in a run, or why there is none."""
-        if folder not in self._runs:
-            try:
-                self._runs[folder] = reading.read(folder)
-            except UserError as error:
-                self._runs[folder] = str(error)
-        run, paper_metric = self._runs[folder], item.cell.metric
-        if isinstance(run, str):
-            return _Reading(why=run)
-        if paper_metric is None:
-            return _Reading(why="no metric")
-        if failure := training_failure(run.summary):
-            return _Reading(why=failure)
-        if paper_metric.over == "target":
-            return _rounds_to_target(run)
-        at = None
-        if item.cell.at is not None:
-            at = round_of(item.cell.at, item.rounds, run.config.train.rounds)
-        value = read(paper_metric, run.rows, at)
-        if value is not None:
-            return _Reading(value)
-        parts = (paper_metric.split or "all", paper_metric.protocol or "-", *paper_metric.metric)
-        when = "" if at is None else f" at round {at}"
-        return _Reading(why=f"its runs lack this metric ({', '.join(parts)}{when})")
-
-
-def _rounds_to_target(run: reading.StoredRun) -> _Reading:
-    """Return the round in which a run reaches `evaluation.target_accuracy`."""
-    target = run.config.evaluation.target_accuracy
-    if target is None:
-        return _Reading(why="evaluation.target_accuracy is not set")
-    reached = cost_to_reach(target, run.rows)
-    if reached["round"] is not None:
-        return _Reading(float(reached["round"]), split=reached["split"])
-    rounds = run.config.train.rounds
-    why = f"{target_text(reached)} in {rounds} rounds"
-    return _Reading(why=why, at_least=float(rounds + 1), split=reached["split"])
-
-
-def round_of(printed: int, of: int, rounds: int) -> int:
-    """Scale a round of the paper's run to a run of another length.
+def measured(
+    cells: Iterable[Cell],
+    published: Mapping[Number, Decimal],
+    places: Collection[Place],
+    folder: Path,
+    *,
+    exact: bool = True,
+) -> list[Measured]:
+    """Return cells with the values that the finished runs of their comparisons give.
 
     Args:
-        printed: Round of the paper's run.
-        of: Number of rounds of the paper's run; 0 if unknown, then `printed` is returned.
-        rounds: Number of rounds of the run here.
-
-    >>> round_of(100, 200, 50)
-    25
+        cells: The cells.
+        published: Published numbers by table, row and column.
+        places: Places of the cells.
+        folder: Folder of the comparisons.
+        exact: Whether only runs count whose method has the keys that its row has now.
     """
-    return max(1, round(printed * rounds / of)) if of else printed
+    runs: dict[tuple[int, str], dict[int, reading.StoredRun]] = {}
+    for k, place in enumerate(places):
+        path = comparison_of(place, folder)
+        if path is None:
+            continue
+        known = {one.label: one.layer for one in read_design(path)[0].methods}
+        for entry in read_cells(path):
+            run = path / "cells" / entry.name
+            if exact and not is_same(place, entry.method, known[entry.method]):
+                continue
+            if reading.is_finished(run):
+                stored = reading.read(run)
+                runs.setdefault((k, entry.method), {})[stored.config.seed] = stored
+    found = []
+    for cell in cells:
+        one = Measured(cell, published.get(cell.number), why=cell.reason or "not run yet")
+        for k, place in enumerate(places):
+            for seed, stored in runs.get((k, place.rows.get(cell.number, "")), {}).items():
+                one.why = _read_into(one, seed, stored)
+        found.append(one)
+    return found
 
 
-def read(paper_metric: PaperMetric, rows: Sequence[Row], at: int | None = None) -> float | None:
+def _read_into(one: Measured, seed: int, run: reading.StoredRun) -> str:
+    """Add the value of a run to a cell, or return why it has none."""
+    metric, target = one.cell.metric, run.config.evaluation.target_accuracy
+    if failure := training_failure(run.summary):
+        return failure
+    one.runs[seed] = run.path
+    if one.samples is None:
+        one.samples = dealt(run.path)
+    if metric is not None and metric.over == "target":
+        if target is None:
+            return "evaluation.target_accuracy is not set"
+        reached = cost_to_reach(target, run.rows)
+        one.by_test |= reached["split"] == "test"
+        if reached["round"] is None:
+            one.at_least[seed] = float(run.config.train.rounds + 1)
+            return f"not reached in {run.config.train.rounds} rounds"
+        one.values[seed] = float(reached["round"])
+        return ""
+    value = None if metric is None else read(metric, run.rows, one.cell.at)
+    if value is None:
+        del one.runs[seed]
+        return "its runs lack this metric"
+    one.values[seed] = value
+    return ""
+
+
+def read(metric: PaperMetric, rows: Sequence[Row], at: int | None = None) -> float | None:
     """Return the value of a metric, in its unit; None if there are no lines of this metric.
 
     Args:
-        paper_metric: Metric to read.
+        metric: Metric to read.
         rows: Lines of a metrics.csv.
         at: Round after which the metric is read; None for the last evaluated round.
     """
     mine = [
         row
         for row in rows
-        if row.metric in paper_metric.metric
-        and row.protocol == paper_metric.protocol
-        and paper_metric.split in (None, row.split)
+        if row.metric in metric.metric
+        and row.protocol == metric.protocol
+        and metric.split in (None, row.split)
     ]
     if not mine:
         return None
     values = [row.value for row in mine]
-    if paper_metric.over == "sum":
-        value: float | None = sum(values)
-        if paper_metric.per is not None:
-            total = sum(row.value for row in rows if row.metric == paper_metric.per)
+    value: float | None
+    match metric.over:
+        case "sum":
+            total = (
+                1 if metric.per is None else sum(r.value for r in rows if r.metric == metric.per)
+            )
             value = sum(values) / total if total else None
-    elif paper_metric.over == "mean":
-        first = max(row.round for row in mine) - (paper_metric.rounds or math.inf)
-        value = fmean(row.value for row in mine if row.round > first)
-    elif paper_metric.over == "variance":
-        mean = fmean(values)
-        value = fmean((each - mean) ** 2 for each in values)
-    elif paper_metric.over == "max":
-        value = max(values)
-    else:
-        wanted = last_round(list(rows)) if at is None else at
-        value = next((row.value for row in mine if row.round == wanted), None)
-    return None if value is None else value * paper_metric.scale / paper_metric.divide
+        case "mean":
+            first = max(row.round for row in mine) - (metric.rounds or math.inf)
+            value = fmean(row.value for row in mine if row.round > first)
+        case "variance":
+            mean = fmean(values)
+            value = fmean((each - mean) ** 2 for each in values)
+        case "max":
+            value = max(values)
+        case _:
+            wanted = last_round(list(rows)) if at is None else at
+            value = next((row.value for row in mine if row.round == wanted), None)
+    return None if value is None else value * UNITS[metric.unit] / metric.divide
 
 
-def dealt(folder: Path) -> int | None:
+def dealt(run: Path) -> int | None:
     """Return the number of samples of all clients of a run; None if partition.json is missing."""
     try:
-        parts = json.loads((folder / "partition.json").read_text(encoding="utf-8"))["samples"]
+        parts = json.loads((run / "partition.json").read_text(encoding="utf-8"))["samples"]
         return sum(sum(sizes) for sizes in parts.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -2,39 +2,96 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from flbench.reports.tables import Block
-from flbench.reproduce import measure, verdicts, words
-from flbench.reproduce.cells import named
-from flbench.reproduce.configurations import Change
-from flbench.reproduce.measure import MeasuredCell
-from flbench.reproduce.plan import PaperPlan
-from flbench.reproduce.runs import RunResults
-from flbench.reproduce.verdicts import Verdict
+from flbench import __version__
+from flbench.config.resolve import as_data
+from flbench.config.sources import Layer, has_value, value_at
+from flbench.core import files
+from flbench.core.errors import UserError, did_you_mean
+from flbench.core.text import csv_text, in_markdown, printable
+from flbench.reports.tables import grid
+from flbench.reproduce import claims, measure
+from flbench.reproduce.claims import Verdict
+from flbench.reproduce.measure import FREE, Measured
+from flbench.reproduce.paper import Paper, Place, cells, load, places
 
+UNITS: Final = {"percent": "%", "percent^2": "%^2"}
+"""Symbols of units; other units are written as their names."""
 HEADER: Final = ("", "published", "measured", "difference", "seeds")
 CLAIM_HEADER: Final = ("claim", "claimed", "the paper's cells", "measured", "here")
+COLUMNS: Final = (
+    *("paper", "doi", "table", "row", "column", "dataset", "algorithm", "unit", "published"),
+    *("measured", "std", "seeds", "difference", "why"),
+)
 
 
 @dataclass(frozen=True)
-class Unavailable:
-    """A method, data set, metric or run that is missing here.
+class PaperRequest:
+    """What the user asks for.
 
     Attributes:
-        what: Name of what is missing.
-        why: The reason, and the cure if there is one.
-        cells: Number of cells that cannot be measured because of it.
+        paper: Name of the paper.
+        tables: Numbers of the tables; empty for the main table, `all` for all.
+        dataset: A data set of the tables, or another one in place of the first; None for all.
+        algos: Labels of rows, or names of methods in the paper or in flbench; empty for all.
+        given: Keys of the user.
     """
 
-    what: str
-    why: str
-    cells: int
+    paper: str
+    tables: Sequence[str] = ()
+    dataset: str | None = None
+    algos: Sequence[str] = ()
+    given: Layer = field(default_factory=Layer)
+
+    @property
+    def numbers(self) -> list[str]:
+        """Numbers of the tables.
+
+        Raises:
+            UserError: The paper has no such table.
+        """
+        known = load(self.paper).tables
+        if "all" in self.tables or not self.tables:
+            return list(known)[: None if self.tables else 1]
+        for number in self.tables:
+            if number not in known:
+                raise UserError(
+                    f"{self.paper} has no table `{number}`.{did_you_mean(number, known)} Known:"
+                    f" {', '.join(known)}, all."
+                )
+        return list(dict.fromkeys(self.tables))
+
+    def places(self) -> list[Place]:
+        """Return the places of the tables; see `paper.places`."""
+        return places(self.paper, self.numbers, self.given, self.dataset)
+
+    def labels(self, place: Place) -> list[str]:
+        """Return the labels of the methods of a place that are asked for.
+
+        Raises:
+            UserError: No row of the tables has one of these labels or methods.
+        """
+        paper, asked = load(self.paper), [one.casefold() for one in self.algos]
+        named: dict[str, set[str]] = {}
+        for number in self.numbers:
+            for cell in (one for one in cells(paper, number) if one.method is not None):
+                algo = paper.methods[str(cell.method)].algo
+                for name in (cell.row, str(cell.method), algo):
+                    named.setdefault(name.casefold(), set()).add(cell.row)
+        for one in asked:
+            if one not in named:
+                raise UserError(
+                    f"`algos`: the tables have no row `{one}`.{did_you_mean(one, named)} Rows and"
+                    f" methods: {', '.join(named)}."
+                )
+        rows = {row for one in asked for row in named[one]}
+        found = [label for (_, row, _), label in place.rows.items() if not asked or row in rows]
+        return list(dict.fromkeys([*([place.reference] if place.reference else []), *found]))
 
 
 @dataclass(frozen=True)
@@ -42,139 +99,41 @@ class PaperReport:
     """Results of a request.
 
     Attributes:
-        plan: Plan of the request.
-        lines: Cells of the plan with their measured values.
+        request: The request.
+        paper: Facts of the paper.
+        lines: Cells of the tables with their measured values.
         verdicts: Verdicts about the paper's claims.
-        absent: What could not be measured, and why.
+        changed: Keys that the user has changed: the paper's value and the one here.
     """
 
-    plan: PaperPlan
-    lines: tuple[MeasuredCell, ...]
+    request: PaperRequest
+    paper: Paper
+    lines: tuple[Measured, ...]
     verdicts: tuple[Verdict, ...]
-    absent: tuple[Unavailable, ...]
+    changed: Mapping[str, tuple[Any, Any]]
 
     @property
     def stem(self) -> str:
-        """Name of the report's files, without a suffix.
-
-        Reports on other tables or on another data set, with another scale, other substitutes or
-        other changed settings have other names. Reports with other methods (`--algo`) or other
-        seeds have the same name.
-        """
-        plan, request = self.plan, self.plan.request
-        parts = [request.paper.casefold()]
-        everything = len(plan.tables) == len(plan.paper.tables) > 1
-        parts.append("all" if everything else "table-" + "-".join(plan.tables))
-        parts.append(request.scale)
-        if request.dataset:  # the paper's name, however the user writes it
-            parts += dict.fromkeys(item.cell.dataset for item in plan.cells if item.cell.dataset)
-        parts += [Path(name).stem for name in plan.substitutes.values()]
-        if changed := self.changed:
-            parts.append(f"changed-{sha256(json.dumps(changed).encode()).hexdigest()[:6]}")
-        text = "-".join(parts)
-        return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)
-
-    @property
-    def heading(self) -> str:
-        """Name of the paper, for headings."""
-        return f"{self.plan.paper.name}{self.mark}"
-
-    @property
-    def mark(self) -> str:
-        """Text for every heading that names the small scale, substitutes and changed settings."""
-        marks = ["small scale"] if self.plan.request.scale == "small" else []
-        marks += [f"{here} instead of {name}" for name, here in self.plan.substitutes.items()]
-        marks += ["settings changed"] if self.changed else []
-        return f" [{'; '.join(marks)}]" if marks else ""
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """Tables with measured numbers, one for each column of a paper's table."""
-        found = []
-        for number in self.plan.tables:
-            for column in self.plan.paper.tables[number].columns:
-                mine = [line for line in self.lines if _place(line)[::2] == (number, column)]
-                if any(line.values or line.at_least for line in mine):
-                    found.append(self._block(number, column, mine))
-        return tuple(found)
-
-    @property
-    def claims(self) -> Block:
-        """Table of the verdicts about the claims of the paper's text."""
-        rows = [
-            (
-                v.claim.text + words.notes(v.claim),
-                words.claimed(v),
-                words.signed(v.printed, v.unit),
-                words.measured(v.measured, v.std, v.unit, gap=True),
-                f"{v.outcome}: {v.why}" if v.why else v.outcome,
-            )
-            for v in self.verdicts
+        """Name of the report's files, without a suffix: other settings have other names."""
+        asked = self.request
+        words = [
+            asked.paper.casefold(),
+            *asked.numbers,
+            *([asked.dataset] if asked.dataset else []),
         ]
-        title = f"{self.plan.paper.name}, claims of the text{self.mark}"
-        return Block(title, CLAIM_HEADER, tuple(rows), texts=range(len(CLAIM_HEADER)))
-
-    @property
-    def footnotes(self) -> list[str]:
-        """Footnotes of all tables, numbered by table."""
-        return self._footnotes({_place(line) for line in self.lines})
-
-    @property
-    def shown_footnotes(self) -> list[str]:
-        """Footnotes to the tables, rows and columns of the blocks, numbered by table."""
-        columns = {_place(line)[::2] for line in self.lines if line.values or line.at_least}
-        return self._footnotes(
-            {_place(line) for line in self.lines if _place(line)[::2] in columns}
-        )
-
-    def _footnotes(self, places: Collection[tuple[str, str, str]]) -> list[str]:
-        """Return the footnotes to cells, given as table, row and column."""
-        return [
-            words.footnote(number, k, note)
-            for number in self.plan.tables
-            for k, note in enumerate(self.plan.paper.tables[number].footnotes)
-            if any(
-                table == number and note.row in (None, row) and note.column in (None, column)
-                for table, row, column in places
-            )
-        ]
-
-    @property
-    def scaled(self) -> list[Change]:
-        """Changes of the small scale in any of the runs."""
-        jobs = [job for item in self.plan.cells for job in item.jobs.values()]
-        return list(dict.fromkeys(_hashable(change) for job in jobs for change in job.scaled))
-
-    @property
-    def changed(self) -> list[Change]:
-        """Changes of the user's overrides in any of the runs."""
-        jobs = [job for item in self.plan.cells for job in item.jobs.values()]
-        return list(dict.fromkeys(_hashable(change) for job in jobs for change in job.changed))
+        if self.changed:
+            words.append(sha256(json.dumps(self.changed, default=str).encode()).hexdigest()[:6])
+        return "".join(c if c.isalnum() or c in "-_." else "-" for c in "-".join(words))
 
     @property
     def notes(self) -> list[str]:
-        """Notes above the tables: scale, substitutes, changed settings, seeds, missing samples."""
-        plan, notes = self.plan, []
-        if plan.request.scale == "small":
-            notes.append(
-                f"Small scale{words.after_colon(self.scaled)}. Numbers at this scale cannot be"
-                " compared with the published ones. They show that the experiment runs, and at best"
-                " in which direction methods differ."
-            )
-        for name, here in plan.substitutes.items():
-            notes.append(
-                f"{here} is used instead of {name}: its numbers cannot be compared with the"
-                " published ones."
-            )
+        """Notes above the tables: what was changed, how numbers were averaged."""
+        notes = []
         if self.changed:
-            # The user may have set keys of the small scale back to the paper's values.
-            other = [change for change in self.changed if change[1] != change[2]]
-            notes.append(f"Settings changed{words.after_colon(other)}.")
-        few = {
-            1: "One seed: there is no standard deviation.",
-            2: "Two seeds: the standard deviation is very uncertain.",
-        }
-        notes += [few[len(plan.seeds)]] if len(plan.seeds) in few else []
+            words = [
+                f"{k} {_word(here)} (paper: {_word(of)})" for k, (of, here) in self.changed.items()
+            ]
+            notes.append(f"Settings changed: {', '.join(words)}.")
         if any(line.std is not None for line in self.lines):
             notes.append("Numbers after ± are standard deviations over seeds.")
         if any(line.at_least for line in self.lines):
@@ -182,153 +141,271 @@ class PaperReport:
                 "Rounds to a target accuracy are means over the seeds that reach it; the column"
                 " `seeds` says how many do."
             )
-        for name, (held, expected) in _short_of_samples(plan, self.lines).items():
-            notes.append(
-                f"{name}: the clients have {held:,} samples, not {expected:,}: the data set is"
-                " incomplete."
-            )
-        return notes
+        return [*notes, *self._incomplete()]
 
-    def _block(self, number: str, column: str, lines: Sequence[MeasuredCell]) -> Block:
-        notes = self.plan.paper.tables[number].footnotes
-        there = [line for line in lines if line.values or line.at_least]
-        paper_metric = there[0].planned.cell.metric
-        unit = "" if paper_metric is None else paper_metric.unit
-        common = words.decimals(self.plan.paper, number)
-        rows = tuple(
-            (
-                line.planned.cell.row + words.marks(number, line.planned.cell.row, column, notes),
-                "-" if line.published is None else words.printed(line.published, common),
-                words.measured(line.mean, line.std, unit) if line.values else words.bound(line),
-                words.signed(line.difference, unit, bare=True),
-                words.seeds(line),
-            )
-            for line in lines
+    def _incomplete(self) -> list[str]:
+        """Return a note for each data set with fewer samples than the setting asks for."""
+        found = {}
+        for place in self.request.places():
+            of_place = (line for line in self.lines if line.cell.number in place.rows)
+            here = next((line.samples for line in of_place if line.samples is not None), None)
+            partition = as_data([place.base]).partition
+            per_client = partition.samples_per_client
+            limits = [
+                None
+                if self.changed.get("data.name")
+                else self.paper.datasets[place.dataset].samples,
+                partition.samples,
+                None if per_client is None else per_client * (partition.clients or 0),
+            ]
+            asked = min((limit for limit in limits if limit is not None), default=None)
+            if here is not None and asked is not None and here < asked:
+                found[place.dataset] = (
+                    f"{place.dataset}: the clients have {here:,} samples, not {asked:,}: the data"
+                    " set is incomplete."
+                )
+        return [*found.values()]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a cell has a value."""
+        return any(line.runs for line in self.lines)
+
+    def tables(self) -> list[str]:
+        """Return the tables in Markdown, each with its heading: one for each measured column."""
+        found = []
+        for number in self.request.numbers:
+            of_table = [line for line in self.lines if line.cell.table == number]
+            columns = dict.fromkeys(line.cell.column for line in of_table if line.runs)
+            if columns:
+                found.append(f"## {named(number)}\n\n{self.paper.tables[number].caption}.")
+            for column in columns:
+                mine = [line for line in of_table if line.cell.column == column]
+                measured = [line for line in mine if line.runs]
+                unit = measured[0].cell.metric.unit if measured[0].cell.metric else ""
+                about = " ".join(_about(measured))
+                rows = [_row(line, self.paper) for line in mine]
+                title = f"### {named(number)}, {column}, {UNITS.get(unit, unit)}"
+                found.append(f"{title}\n\n{about}\n\n{grid(HEADER, rows)}")
+        return found
+
+    def claim_rows(self) -> list[tuple[str, ...]]:
+        """Return the rows of the table of the claims, one for each verdict."""
+        return [_claim_row(verdict) for verdict in self.verdicts]
+
+    def absent(self) -> list[tuple[str, str]]:
+        """Return why cells with a published number are not measured, with their number."""
+        reasons = Counter(
+            line.why for line in self.lines if line.why and line.published is not None
         )
-        about = _about(there)
-        title = f"{named(number)}, {column}, {words.UNITS.get(unit, unit)}{self.mark}"
-        return Block(title, HEADER, rows, about)
+        return [(why, str(count)) for why, count in reasons.items()]
+
+    def markdown(self, *, whole: bool = True) -> str:
+        """Return the report as Markdown; the whole of it has what is known about the paper, too."""
+        paper = self.paper
+        source = f" ({paper.source})" if paper.source else ""
+        parts = [
+            f"# {paper.name}: published and measured numbers",
+            f"{paper.authors}: *{paper.title}*. {paper.venue}, doi"
+            f" [{paper.doi}](https://doi.org/{paper.doi}){source}.",
+            *(f"**{in_markdown(note)}**" for note in self.notes),
+            *self.tables(),
+            "## Claims of the text\n\n" + grid(CLAIM_HEADER, self.claim_rows()),
+        ]
+        if absent := self.absent():
+            parts.append(
+                f"## What could not be measured here\n\n{grid(('why', 'cells without'), absent)}"
+            )
+        for title, items in (
+            ("Contradictions in the paper", paper.contradictions),
+            ("What the paper does not specify, and the choices here", paper.choices),
+        ):
+            if items and whole:
+                parts.append(f"## {title}\n\n" + "\n".join(f"- {item}" for item in items))
+        return printable("\n\n".join([*parts, f"flbench {__version__}."])) + "\n"
+
+    def tree(self) -> dict[str, Any]:
+        """Return the report as JSON: `paper`, `notes`, `changed`, `cells`, `claims`, `absent`."""
+        about = ("name", "title", "authors", "venue", "doi", "source")
+        return {
+            "flbench": __version__,
+            "paper": {key: getattr(self.paper, key) for key in about},
+            "tables": {key: self.paper.tables[key].caption for key in self.request.numbers},
+            "notes": self.notes,
+            "changed": {key: list(values) for key, values in self.changed.items()},
+            "cells": [self._cell(line) for line in self.lines],
+            "claims": [_claim(verdict) for verdict in self.verdicts],
+            "absent": [{"why": why, "cells": int(count)} for why, count in self.absent()],
+        }
+
+    def _cell(self, line: Measured) -> dict[str, Any]:
+        """Return the entries of a cell for CSV and JSON."""
+        cell, metric = line.cell, line.cell.metric
+        return {
+            "paper": self.paper.name,
+            "doi": self.paper.doi,
+            "table": cell.table,
+            "row": cell.row,
+            "column": cell.column,
+            "dataset": cell.dataset,
+            "algorithm": None if cell.method is None else self.paper.methods[cell.method].algo,
+            "metric": None if metric is None else metric.what,
+            "unit": None if metric is None else metric.unit,
+            "published": None if line.published is None else float(line.published),
+            "measured": line.mean,
+            "std": line.std,
+            "difference": line.difference,
+            "why": line.why or None,
+            "seeds": " ".join(map(str, line.values)),
+            "values": {str(seed): value for seed, value in line.values.items()},
+            "at_least": {str(seed): value for seed, value in line.at_least.items()},
+            "runs": {str(seed): str(path) for seed, path in line.runs.items()},
+        }
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the report as Markdown, CSV and JSON, and return the paths of the files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tree = self.tree()
+        rows = [[entry[column] for column in COLUMNS] for entry in tree["cells"]]
+        texts = {
+            ".md": self.markdown(),
+            ".csv": csv_text(COLUMNS, rows),
+            ".json": json.dumps(tree, indent=1, default=str) + "\n",
+        }
+        for ending, text in texts.items():
+            files.write(folder / f"{self.stem}{ending}", text.encode())
+        return [folder / f"{self.stem}{ending}" for ending in texts]
 
 
-def make(plan: PaperPlan, done: RunResults) -> PaperReport:
-    """Make the report of all runs that have finished so far."""
-    lines = measure.lines(plan, done)
-    grid = {_place(line): line for line in lines}
-    decided = [verdicts.decide(claim, plan.paper, grid, plan.tables) for claim in plan.paper.claims]
-    return PaperReport(
-        plan=plan,
-        lines=tuple(lines),
-        verdicts=tuple(decided),
-        absent=tuple(_absent(lines)),
-    )
-
-
-def nothing(report: PaperReport) -> str:
-    """Return the error message for a report without any measured cell.
-
-    It has a line for each missing method, data set or run, with the reason.
-    """
-    plan = report.plan
-    what = ", ".join(named(number) for number in plan.tables)
-    lines = [f"no cell of {plan.paper.name}, {what}, could be measured here."]
-    lines += [f"{item.what}: {item.why}." for item in report.absent]
-    if any(line.lacks == line.planned.cell.dataset for line in report.lines):
-        first = next(
-            cell.planned.cell.dataset for cell in report.lines if cell.planned.cell.dataset
-        )
-        lines.append(f"Another data set can be used instead: --dataset {first}=digits.")
-    return "\n".join(lines)
-
-
-def _absent(lines: Iterable[MeasuredCell]) -> list[Unavailable]:
-    """Return what could not be measured, with the number of cells that depend on it."""
-    count: Counter[tuple[str, str]] = Counter()
-    for line in lines:
-        if line.why is not None and (line.published is not None or line.planned.absent is None):
-            count[line.lacks, line.why] += 1
-    return [Unavailable(what, why, cells) for (what, why), cells in count.items()]
-
-
-def _short_of_samples(plan: PaperPlan, lines: Iterable[MeasuredCell]) -> dict[str, tuple[int, int]]:
-    """Return the numbers of samples, here and in the paper, of data sets that are incomplete."""
-    found: dict[str, tuple[int, int]] = {}
-    for line in lines:
-        name = line.planned.cell.dataset
-        if name is None or name in found or name in plan.substitutes:
-            continue
-        for seed, folder in line.folders.items():
-            job = line.planned.jobs[seed]
-            asked = [job.samples, job.config.partition.samples]
-            per_client = job.config.partition.samples_per_client
-            if per_client is not None:
-                asked.append(per_client * (job.config.partition.clients or 0))
-            expected = min((n for n in asked if n is not None), default=None)
-            here = measure.dealt(folder)
-            if expected is not None and here is not None and here < expected:
-                found[name] = (here, expected)
-                break
-    return found
-
-
-def _hashable(change: Change) -> Change:
-    """Return a change with tuples instead of lists."""
-    key, *values = change
-    before, after = (tuple(value) if isinstance(value, list) else value for value in values)
-    return key, before, after
-
-
-def _place(line: MeasuredCell) -> tuple[str, str, str]:
-    cell = line.planned.cell
-    return cell.table, cell.row, cell.column
-
-
-def _about(lines: Sequence[MeasuredCell]) -> str:
-    """Return what the numbers of a block are: each metric, with its rows if there are several."""
-    rows: dict[str, list[str]] = {}
-    for line in lines:
-        if line.planned.cell.metric is not None:
-            rows.setdefault(_what(line), []).append(line.planned.cell.row)
-    if len(rows) <= 1:
-        return "".join(f"Measured: {what}." for what in rows)
-    return " ".join(
-        f"Measured for {_names(labels, among=[*chain(*rows.values())])}: {what}."
-        for what, labels in rows.items()
-    )
-
-
-def _names(rows: Sequence[str], among: Sequence[str]) -> str:
-    """Return the names of rows as a list, or their common ending.
-
-    The ending, such as that of `FedAvg, last round` and `Ditto, last round`, is enough if no other
-    row has it.
+def make(request: PaperRequest, folder: Path, *, exact: bool = True) -> PaperReport:
+    """Make the report of all runs that have finished so far.
 
     Args:
-        rows: Names of the rows.
-        among: Names of all rows, these included.
+        request: The request.
+        folder: Folder of the comparisons.
+        exact: Whether only runs count whose method has the keys that its row has now.
     """
-    ending = ", " + rows[0].partition(", ")[2]
-    alike = [row for row in among if row.endswith(ending)]
-    if len(rows) > 1 and ending != ", " and alike == list(rows):
-        return f"the rows `...{ending}`"
-    return ", ".join(rows)
+    paper, found = load(request.paper), request.places()
+    sets = {place.dataset for place in found}
+    asked = [
+        cell
+        for number in request.numbers
+        for cell in cells(paper, number)
+        if cell.dataset is None or cell.dataset in sets or cell.reason
+    ]
+    lines = measure.measured(asked, paper.published, found, folder, exact=exact)
+    table = {line.cell.number: line for line in lines}
+    verdicts = tuple(claims.decide(claim, paper, table) for claim in paper.claims)
+    return PaperReport(request, paper, tuple(lines), verdicts, _changed(request, found))
 
 
-def _what(line: MeasuredCell) -> str:
-    """Return what the number of a cell is, and when and on which samples it was measured."""
-    paper_metric = line.planned.cell.metric
-    text = "" if paper_metric is None else f"{paper_metric.what}{_when(line)}"
-    if "test" in line.splits:
-        text += ", by the test accuracy, since there is no validation part"
-    return text
+def _changed(request: PaperRequest, found: Collection[Place]) -> dict[str, tuple[Any, Any]]:
+    """Return the keys that the user has set to other values than the paper's."""
+    given = {k: v.value for k, v in request.given.items() if not k.startswith((*FREE, "seed"))}
+    changed: dict[str, tuple[Any, Any]] = {}
+    own = places(request.paper, request.numbers, Layer())
+    for place, there in ((a, b) for a in found for b in own if a.dataset == b.dataset):
+        for label, layer in there.methods.items():
+            here, of = (
+                as_data([p.base, one]).tree()
+                for p, one in ((place, place.methods.get(label, layer)), (there, layer))
+            )
+            for key in [*given, *(["data.name"] if request.dataset else [])]:
+                values = [value_at(t, key) if has_value(t, key) else None for t in (of, here)]
+                if values[0] != values[1] and not key.startswith("evaluation.every"):
+                    changed.setdefault(key, (values[0], values[1]))
+    return changed
 
 
-def _when(line: MeasuredCell) -> str:
-    """Return after which round a metric was read, as the end of a sentence."""
-    cell, job = line.planned.cell, next(iter(line.planned.jobs.values()))
-    if cell.metric is None or cell.metric.over != "last":
-        return ""
-    if cell.at is None:
-        return ", after the last round"
-    here = measure.round_of(cell.at, line.planned.rounds, job.config.train.rounds)
-    scaled = "" if here == cell.at else f", which corresponds to the paper's round {cell.at}"
-    return f", after round {here}{scaled}"
+def named(number: str) -> str:
+    """Return the name of a table for headings.
+
+    >>> named("2"), named("figure-5")
+    ('Table 2', 'Figure-5')
+    """
+    return f"Table {number}" if number.isdecimal() else number.capitalize()
+
+
+def with_sign(value: float, places: int = 2) -> str:
+    """Format a difference with its sign; what rounds to zero has none.
+
+    >>> with_sign(1.5), with_sign(-0.04, 1)
+    ('+1.50', '0.0')
+    """
+    text = f"{value:+.{places}f}"
+    return text if float(text) else text[1:]
+
+
+def _row(line: Measured, paper: Paper) -> tuple[str, ...]:
+    """Return the row of a cell in the table of its column."""
+    std = "" if line.std is None else f" ± {line.std:.2f}"
+    value = "-" if line.mean is None else f"{line.mean:.2f}{std}"
+    seeds = str(len(line.values) or "-")
+    if line.at_least:
+        value = value if line.values else f"> {min(line.at_least.values()) - 1:g}"
+        seeds = f"{len(line.values)} of {len(line.values) + len(line.at_least)}"
+    gap = "-" if line.difference is None else with_sign(line.difference)
+    published = "-" if line.published is None else str(line.published)
+    return line.cell.row, published, value, gap, seeds
+
+
+def _about(lines: Sequence[Measured]) -> list[str]:
+    """Return what the numbers of a column are: each metric, with its rows if there are several."""
+    rows: dict[str, list[str]] = {}
+    for line in lines:
+        if line.cell.metric is not None:
+            when = ""
+            if line.cell.metric.over == "last":
+                when = f", after round {line.cell.at}" if line.cell.at else ", after the last round"
+            if line.by_test:
+                when = ", by the test accuracy, since there is no validation part"
+            rows.setdefault(f"{line.cell.metric.what}{when}", []).append(line.cell.row)
+    if len(rows) == 1:
+        return [f"Measured: {next(iter(rows))}."]
+    return [f"Measured for {', '.join(labels)}: {what}." for what, labels in rows.items()]
+
+
+def _claim_row(verdict: Verdict) -> tuple[str, ...]:
+    """Return the row of a claim in the table of the claims."""
+    claim, unit = verdict.claim, verdict.unit
+    notes = [claim.note] if claim.note else []
+    notes += [f"measured: {claim.measured_row}"] if claim.measured_row else []
+    claimed = "-"
+    if claim.reason is None:
+        way = "above" if claim.above is not None else "below"
+        claimed = (
+            f"at {'least' if way == 'above' else 'most'} {claim.bound:+g} {unit}"
+            if claim.bound
+            else way
+        )
+    std = "" if verdict.std is None else f" ± {verdict.std:.2f}"
+    return (
+        claim.text + (f" ({'; '.join(notes)})" if notes else ""),
+        claimed,
+        "-" if verdict.printed is None else f"{with_sign(verdict.printed)} {unit}",
+        "-" if verdict.measured is None else f"{with_sign(verdict.measured)}{std} {unit}",
+        f"{verdict.outcome}: {verdict.why}" if verdict.why else verdict.outcome,
+    )
+
+
+def _claim(verdict: Verdict) -> dict[str, Any]:
+    """Return the entries of a claim for JSON."""
+    claim = verdict.claim
+    return {
+        "claim": claim.text,
+        "table": claim.table,
+        "claimed": None if claim.reason is not None else claim.bound,
+        "unit": verdict.unit or None,
+        "published": verdict.printed,
+        "measured": verdict.measured,
+        "std": verdict.std,
+        "values": {str(seed): value for seed, value in verdict.by_seed.items()},
+        "measured_row": claim.measured_row or claim.row,
+        "verdict": verdict.outcome,
+        "why": verdict.why or None,
+        "note": claim.note,
+    }
+
+
+def _word(value: object) -> str:
+    return "all" if value is None else str(value)

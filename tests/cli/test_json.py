@@ -87,9 +87,9 @@ def test_papers_and_the_plan_of_a_paper():
     plan = document("reproduce", "hfcd", "--dataset", "digits", "--dry-run", "--rounds", "2")
 
     assert "hfcd" in [paper["name"] for paper in papers]
-    assert plan["runs"]
-    assert plan["runs"][0].keys() == {"run", "state"}
-    assert all(item.keys() == {"what", "why", "cells"} for item in plan["unavailable"])
+    assert "FedAvg" in plan["asked"]["CIFAR-100"]
+    assert {cell["measured"] for cell in plan["cells"]} == {None}
+    assert all(item.keys() == {"why", "cells"} for item in plan["absent"])
 
 
 @pytest.mark.parametrize(

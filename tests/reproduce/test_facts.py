@@ -2,6 +2,7 @@
 
 import tomllib
 from collections import defaultdict
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -9,17 +10,28 @@ import torch
 import yaml
 from pydantic import ValidationError
 
-from flbench.algorithms import Setting
+from flbench.algorithms import ALGORITHMS, Setting
 from flbench.config.resolve import resolve
-from flbench.config.sources import from_file, from_overrides
-from flbench.data import catalogue, known_sets
+from flbench.config.sources import Layer, from_file, from_overrides, from_values
+from flbench.core.errors import DataError
+from flbench.data import known_sets
 from flbench.models.base import build, describe
-from flbench.reproduce import cells, library, plan, verdicts
-from flbench.reproduce.request import ReproduceRequest
-from flbench.reproduce.schema import PaperFacts
+from flbench.reproduce import claims, paper
+from flbench.reproduce.paper import Paper, cells, load, places
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPERS = library.names()
+PAPERS = paper.names()
+
+
+def settings(name, tables=None, given=None):
+    """Configuration of the first repetition of each measurable cell of tables."""
+    found = {}
+    for place in places(name, tables or load(name).tables, given or Layer()):
+        configs = {
+            cell.method: cell.config for cell in place.design(list(place.methods), 1).cells()
+        }
+        found |= {number: configs[label] for number, label in place.rows.items()}
+    return found
 
 
 def test_there_are_five_papers_and_a_leaderboard():
@@ -28,59 +40,36 @@ def test_there_are_five_papers_and_a_leaderboard():
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_published_number_is_possible_for_its_metric(name):
-    paper, count = library.load(name), 0
+    about = load(name)
+    every = {cell.number: cell for number in about.tables for cell in cells(about, number)}
 
-    for number in paper.tables:
-        for cell in cells.of_table(paper, number):
-            if cell.published is None:
-                continue
-            count += 1
-            assert cell.published > 0
-            if cell.metric is None or cell.metric.unit == "percent":
-                assert cell.published <= 100
-
-    assert count
-    assert paper.doi.startswith("10.")
-    assert paper.contradictions
-    assert paper.choices
+    for number, value in about.published.items():
+        metric = every[number].metric
+        assert value > 0
+        assert value <= 100 or (metric is not None and metric.unit != "percent")
+    assert about.published
+    assert about.doi.startswith("10.")
+    assert about.contradictions
+    assert about.choices
+    assert all(data.name in known_sets.known() for data in about.datasets.values())
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_data_sets_are_known_by_name_or_are_files_to_make(name):
-    for data in library.load(name).datasets.values():
-        assert data.name in known_sets.known()
-
-
-@pytest.mark.parametrize("scale", ["small", "full"])
 @pytest.mark.parametrize("name", PAPERS)
 @pytest.mark.slow
-def test_every_cell_of_a_method_that_exists_is_a_configuration(name, scale, monkeypatch):
-    """As if all data were there; keys of methods that are not there yet cannot be checked."""
-    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
+def test_every_cell_without_a_reason_is_a_configuration(name):
+    about, found = load(name), settings(name)
 
-    made = plan.make(ReproduceRequest(name, tables="all", scale=scale, seeds=1))
-
-    for item in made.cells:
-        method = item.cell.method
-        exists = method is not None and made.paper.methods[method].algo in plan.ALGORITHMS.load()
-        assert bool(item.jobs) == (exists and item.cell.reason is None)
-    for job in made.jobs.values():
-        rounds, full = job.config.train.rounds, {key: old for key, old, _ in job.scaled}
-        assert not job.changed
-        assert bool(job.scaled) == (scale == "small")
-        if scale == "small":
-            assert rounds <= full.get("train.rounds", rounds) <= 2000
-            assert job.config.partition.clients <= 11
+    for number in about.tables:
+        for cell in cells(about, number):
+            assert (cell.number in found) == (cell.reason is None), cell.number
+    assert {config.algorithm.name for config in found.values()} <= {*ALGORITHMS.load()}
 
 
-@pytest.mark.parametrize("scale", ["small", "full"])
 @pytest.mark.parametrize("name", PAPERS)
 @pytest.mark.full
-def test_every_method_accepts_the_setting_of_its_paper(name, scale, monkeypatch):
+def test_every_method_accepts_the_setting_of_its_paper(name):
     """With colour images of 32 by 32 pixels, and ten classes."""
-    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
-    made = plan.make(ReproduceRequest(name, tables="all", scale=scale, seeds=1))
-    configs = [job.config for job in made.jobs.values()]
+    configs = settings(name).values()
     distinct = {repr((c.algorithm, c.train, c.model, c.partition.clients)): c for c in configs}
 
     refused = {}
@@ -97,7 +86,7 @@ def test_every_method_accepts_the_setting_of_its_paper(name, scale, monkeypatch)
             net=describe(net, (3, 32, 32)),
             model=config.model.name,
         )
-        method = plan.ALGORITHMS[config.algorithm.name]
+        method = ALGORITHMS[config.algorithm.name]
         if unmet := method(config.algorithm, setting).requires():
             refused[config.algorithm.name] = unmet
 
@@ -106,46 +95,23 @@ def test_every_method_accepts_the_setting_of_its_paper(name, scale, monkeypatch)
 
 
 @pytest.mark.parametrize("name", PAPERS)
-@pytest.mark.slow
-def test_small_scale_changes_no_more_than_counts_and_learning_rates(name, monkeypatch):
-    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
-    allowed = (
-        *("partition.clients", "partition.samples", "partition.samples_per_client"),
-        *("train.rounds", "train.participation", "train.batch_size", "evaluation.common.limit"),
-        *("model.classifier", "algorithm.k_p"),
-    )
-    if name == "pfllib":  # its learning rate is for 2,000 rounds
-        allowed += ("train.optimizer.lr", "algorithm.alpha")
-
-    made = plan.make(ReproduceRequest(name, tables="all", seeds=1))
-
-    for job in made.jobs.values():
-        assert {key for key, _, _ in job.scaled} <= set(allowed)
-
-
-@pytest.mark.parametrize("name", PAPERS)
 def test_claims_follow_from_the_papers_cells_or_a_note_says_what_these_give(name):
-    paper = library.load(name)
+    about = load(name)
 
-    for claim in paper.claims:
-        if claim.reason is not None:
-            continue
-        printed = verdicts.own_difference(claim, paper)
-        if printed is None:
-            continue
-        sign = 1 if claim.above is not None else -1
-        if sign * (printed - claim.bound) < -0.05:
-            assert "give" in claim.note, claim.text
+    for claim in about.claims:
+        printed = claims.decide(claim, about, {}).printed
+        if printed is not None:
+            sign = 1 if claim.above is not None else -1
+            assert sign * (printed - claim.bound) >= -0.05 or "give" in claim.note, claim.text
 
 
 def test_claims_whose_cells_say_otherwise():
     """By hand: 89.91 - 86.46 = 3.45, and 84.117 - 71.331 = 12.786."""
     found = defaultdict(list)
     for name in PAPERS:
-        paper = library.load(name)
-        for claim in paper.claims:
-            if claim.reason is None:
-                found[name, claim.table, claim.bound].append(verdicts.own_difference(claim, paper))
+        for claim in load(name).claims:
+            printed = claims.decide(claim, load(name), {}).printed
+            found[name, claim.table, claim.bound].append(printed)
 
     assert found["slapfl", "2", 3.5] == [pytest.approx(3.45)]
     assert found["fedcpmd", "8", 9.786] == [pytest.approx(12.786)]
@@ -156,135 +122,101 @@ def test_claims_whose_cells_say_otherwise():
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_claim_compares_rows_that_are_measured_by_the_same_metric(name):
-    paper = library.load(name)
+    about = load(name)
 
-    for claim in paper.claims:
-        if claim.reason is not None:
-            continue
-        grid = {(cell.row, cell.column): cell for cell in cells.of_table(paper, claim.table)}
-        row = claim.measured_row or claim.row
-        for column in verdicts._columns(claim, paper):
-            for rival in verdicts._rivals(claim, paper, column):
-                assert grid[row, column].metric == grid[rival].metric, (claim.text, rival)
+    for claim in (one for one in about.claims if one.reason is None and one.over):
+        metrics = defaultdict(set)
+        over = about.tables[claim.table].rows if claim.over == "all" else claim.over
+        for cell in cells(about, claim.table):
+            printed = claim.over != "all" or cell.number in about.published
+            rival = cell.row != claim.row and cell.row in over and printed
+            if rival or cell.row == (claim.measured_row or claim.row):
+                metrics[cell.column].add(cell.metric)
+        for column in about.columns_of(claim):
+            assert len(metrics[column]) == 1, (claim.text, column)
 
 
-def test_fedcpmds_statistics_are_printed_beside_each_other(monkeypatch):
+def test_statistics_of_one_run_are_printed_beside_each_other():
     """The published number beside its statistic, and others of the same run without a number."""
-    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
-    made = plan.make(ReproduceRequest("fedcpmd", tables="7,13", scale="full", seeds=1))
-    by_row = defaultdict(dict)
-    for item in made.cells:
-        by_row[item.cell.table, item.cell.row][item.cell.column] = item
+    about, [place] = load("fedcpmd"), places("fedcpmd", ["7"], Layer(), "FMNIST")
+    by_row = {cell.row: cell for cell in cells(about, "7") if cell.column == "FMNIST"}
 
-    for table, row in (("7", "FedCPMD"), ("13", "JS"), ("13", "Bhattacharyya")):
-        first = by_row[table, row]
-        order = [label for number, label in by_row if number == table]
-        place = order.index(row)
-        beside = [f"{row}, {name}" for name in made.paper.metrics["after local training"].beside]
-        assert order[place + 1 : place + 4] == beside
-        assert beside[-1] == f"{row}, all clients as deployed"
-        protocols = [by_row[table, label]["FMNIST"].cell.metric.protocol for label in beside]
-        assert protocols == ["personal@before", "personal@aggregated", "personal"]
-        for column, item in first.items():
-            assert item.cell.published is not None
-            assert item.cell.metric.protocol == "personal@local"
-            assert item.jobs[0].config.algorithm.paper_evaluation
-            for label in beside:
-                other = by_row[table, label][column]
-                assert other.cell.published is None
-                assert other.jobs[0].name == item.jobs[0].name
-    assert by_row["7", "FedCMD"]["FMNIST"].cell.metric.protocol == "personal"
+    beside = [f"FedCPMD, {name}" for name in about.metrics["after local training"].beside]
+    order = list(by_row)
+    first = order.index("FedCPMD")
+    assert order[first + 1 : first + 4] == beside
+    assert [by_row[row].metric.protocol for row in ("FedCPMD", "FedCMD", *beside)] == [
+        *("personal@local", "personal"),
+        *("personal@before", "personal@aggregated", "personal"),
+    ]
+    for row in beside:
+        assert by_row[row].number not in about.published
+        assert place.rows[by_row[row].number] == "FedCPMD"
+    assert about.published["7", "FedCPMD", "FMNIST"] == Decimal("97.803")
 
 
-def test_accuracies_right_after_local_training_are_beside_those_of_slapfls_table(monkeypatch):
-    """They are read from the same runs, and take no part in the claims."""
-    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
-    made = plan.make(ReproduceRequest("slapfl", scale="full", seeds=1))
-    items = {(item.cell.row, item.cell.column): item for item in made.cells}
+def test_dfedhps_tables_have_its_learning_rates_and_the_participation_of_its_baselines():
+    found = settings("dfedhp")
 
-    for method in ("FedAvg", "FedALA", "SLAPFL"):
-        for column in made.paper.tables["2"].columns:
-            item, beside = (
-                items[row, column] for row in (method, f"{method}, right after local training")
-            )
-            assert beside.jobs[0].name == item.jobs[0].name
-            assert beside.cell.published is None
-            metric, other = item.cell.metric, beside.cell.metric
-            assert (metric.protocol, other.protocol) == ("personal", "personal@local")
-            assert (metric.metric, metric.over, metric.unit) == (
-                other.metric,
-                other.over,
-                other.unit,
-            )
-    for claim in made.paper.claims[:2]:
-        [column] = claim.columns
-        rivals = {row for row, _ in verdicts._rivals(claim, made.paper, column)}
-        assert rivals == {"FedAvg", "FedALA"}
-
-
-def test_dfedhps_tables_have_its_learning_rates_and_the_participation_of_its_baselines(monkeypatch):
-    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
-    made = plan.make(ReproduceRequest("dfedhp", tables="all", scale="full", seeds=1))
-    runs = defaultdict(set)
-
-    for item in made.cells:
-        if item.cell.table == "payload":
+    for (table, row, _), config in found.items():
+        if table == "payload":
             continue
-        config = item.jobs[0].config
-        runs[config.partition.scheme, item.cell.dataset].add(item.cell.row)
-        central = item.cell.row in ("FedAvg", "FedPer", "Ditto")
-        assert item.cell.published is None
+        central = row in ("FedAvg", "FedPer", "Ditto")
         assert config.train.participation == (0.1 if central else 1.0)
-        if item.cell.row in ("DFedHP", "DisPFL+HP"):
+        if row in ("DFedHP", "DisPFL+HP"):
             keys = config.algorithm
             assert (keys.lr_v, keys.lr_phi, keys.lr_z) == (0.001, 0.01, 0.01)
         assert config.evaluation.target_accuracy is not None
         assert config.partition.split[1] == 0  # so the target is one of the test accuracy
-
-    rows = {"FedAvg", "FedPer", "Ditto", "DFedAvg", "DFedAlt", "DisPFL", "DisPFL+HP", "DFedHP"}
-    places = [(s, d) for s in ("dirichlet", "pathological") for d in made.paper.datasets]
-    assert list(made.paper.datasets) == ["CIFAR10", "CIFAR100", "TinyImageNet"]
-    assert runs == dict.fromkeys(places, rows)
-    # Accuracies and rounds to the target are read from the same runs.
-    by_table = defaultdict(set)
-    for item in made.cells:
-        by_table[item.cell.table].add(item.jobs[0].name)
-    assert by_table["dirichlet"] == by_table["rounds-dirichlet"]
-    assert by_table["pathological"] == by_table["rounds-pathological"]
-    for claim in made.paper.claims:
-        rivals = () if claim.over == "all" else claim.over
-        assert not (claim.row == "DFedHP" and "DisPFL+HP" in (*rivals, claim.over))
+        # Accuracies and rounds to the target are read from the same runs.
+        if not table.startswith("rounds"):
+            assert found[f"rounds-{table}", row, _] == config
 
 
-def test_pfllibs_columns_are_best_test_rounds_of_four_partitions(monkeypatch):
-    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
-
-    made = plan.make(ReproduceRequest("pfllib", tables="all", scale="full", seeds=1))
-
-    found = {}
-    for item in made.cells:
-        [job] = item.jobs.values()
-        found.setdefault((item.cell.table, item.cell.column), set()).add(
+def test_pfllibs_columns_are_best_test_rounds_of_four_partitions():
+    found = defaultdict(set)
+    for (table, _, column), config in settings("pfllib").items():
+        partition, train = config.partition, config.train
+        found[table, column].add(
             (
-                *(job.config.data.name, job.config.partition.title, job.config.partition.alpha),
-                *(job.config.partition.classes_per_client, job.config.train.rounds),
-                *(job.config.model.name, job.config.train.optimizer.lr, job.config.seed),
+                *(config.data.name, partition.title, partition.alpha),
+                *(partition.classes_per_client, train.rounds),
+                *(config.model.name, train.optimizer.lr, config.seed),
             )
         )
-        read = "last" if item.cell.row.endswith(", last round") else "max"
-        assert item.cell.metric.over == read
-    dirichlet = {
+
+    rest = (2000, "cnn4", 0.005, 0)
+    for key, (data, alpha) in {
         ("leaderboard", "FMNIST beta 0.1"): ("fashionmnist", 0.1),
         ("leaderboard", "CIFAR100 beta 0.1"): ("cifar100", 0.1),
         **{("beta", f"beta {beta:g}"): ("cifar100", beta) for beta in (0.01, 0.5, 5.0)},
-    }
-    rest = (2000, "cnn4", 0.005, 0)
-    for key, (data, alpha) in dirichlet.items():
+    }.items():
         assert found.pop(key) == {(data, "dirichlet", alpha, 2, *rest)}
     for name, data, classes in (("FMNIST", "fashionmnist", 2), ("CIFAR100", "cifar100", 10)):
         [column] = found.pop(("leaderboard", f"{name} pathological"))
         assert column == (data, "pathological", 0.1, classes, *rest)
     assert not found
+
+
+def test_keys_of_the_user_override_the_papers_for_the_methods_that_have_them():
+    given = from_values({"train.rounds": 3, "algorithm.mu": 0.5, "train.participation": 0.2}, "me")
+
+    found = settings("dfedhp", ["dirichlet"], given)
+    prox = settings("fedcpmd", ["7"], given)["7", "FedProx", "FMNIST"]
+
+    assert {config.train.rounds for config in found.values()} == {3}
+    assert {config.train.participation for config in found.values()} == {0.2}
+    assert prox.algorithm.mu == 0.5
+
+
+def test_data_set_of_the_tables_leaves_out_others_and_another_stands_for_the_first():
+    only = places("fedpc", ["4"], Layer(), "fashionmnist")
+    other = places("fedpc", ["4"], Layer(), "digits")
+
+    assert {one.dataset for one in only} == {"FMNIST"}
+    assert {one.base["data.name"].value for one in only} == {"fashionmnist"}
+    assert {one.dataset for one in other} == {"CIFAR10"}
+    assert {one.base["data.name"].value for one in other} == {"digits"}
 
 
 @pytest.mark.parametrize("method", ["dfedhp", "fedavg"])
@@ -302,7 +234,7 @@ def test_preset_is_a_configuration_that_run_takes(name):
 
     config, _ = resolve([from_file(file)])
 
-    assert file.samefile(library.preset(name))
+    assert file.samefile(paper.FOLDER / "presets" / f"{name}.yaml")
     assert config.train.rounds >= 200
     assert config.partition.clients in (20, 50, 100)
 
@@ -312,8 +244,7 @@ def test_facts_and_presets_are_installed_with_the_package():
     package = ROOT / "flbench"
     packed = {file for p in patterns["package-data"]["flbench"] for file in package.glob(p)}
 
-    assert set(package.rglob("*.yaml")) <= packed
-    assert {library.preset(name) for name in PAPERS} <= packed
+    assert {*package.rglob("*.yaml"), *package.rglob("reproduce/*.csv")} <= packed
 
 
 @pytest.fixture
@@ -326,83 +257,68 @@ def facts():
         "venue": "v",
         "doi": "10.1/1",
         "seeds": 1,
-        "small": {},
-        "choices": [],
-        "contradictions": [],
         "datasets": {"D": {"name": "digits"}},
         "methods": {"A": {"algo": "fedavg"}},
         "metrics": {"F": {"what": "w", "metric": "accuracy"}},
-        "tables": {
-            "1": {"caption": "c", "metric": "F", "columns": ["D"], "rows": {"A": [1.0]}},
-        },
-        "claims": [],
+        "tables": {"1": {"caption": "c", "metric": "F", "columns": ["D"], "rows": ["A"]}},
+        "published": {("1", "A", "D"): 1},
     }
-
-
-def test_sound_facts_are_read(facts):
-    [cell] = cells.of_table(PaperFacts.model_validate(facts), "1")
-
-    assert (cell.dataset, cell.method, cell.published, cell.reason) == ("D", "A", 1.0, None)
 
 
 def test_row_with_metrics_of_its_own_has_no_other_cells(facts):
     facts["metrics"]["G"] = {"what": "w", "metric": "macro_f1"}
     facts["tables"]["1"] |= {
-        "columns": {"one": {"dataset": "D"}, "two": {"dataset": "D"}},
-        "rows": {
-            "A": [1.0, 2.0],
-            "of A": {"method": "A", "metrics": {"two": "G"}, "values": [None, None]},
-        },
+        "columns": {"D": {}, "two": {"dataset": "D"}},
+        "rows": {"A": {}, "of A": {"method": "A", "metrics": {"two": "G"}}},
     }
 
-    found = cells.of_table(PaperFacts.model_validate(facts), "1")
+    found = cells(Paper.model_validate(facts), "1")
 
     assert [(cell.row, cell.column, cell.metric.metric) for cell in found] == [
-        ("A", "one", ("accuracy",)),
+        ("A", "D", ("accuracy",)),
         ("A", "two", ("accuracy",)),
         ("of A", "two", ("macro_f1",)),
     ]
 
 
-def test_row_without_values_has_none_in_any_column(facts):
-    facts["tables"]["1"] |= {"columns": {"D": {}, "E": {"dataset": "D"}}, "rows": {"A": {}}}
-
-    found = cells.of_table(PaperFacts.model_validate(facts), "1")
-
-    assert [cell.published for cell in found] == [None, None]
-
-
-def test_metric_of_a_row_and_settings_of_a_method_reach_its_cells(facts):
+def test_later_settings_override_earlier_ones(facts):
     facts["metrics"]["G"] = {"what": "v", "metric": "macro_f1"}
+    facts["datasets"]["D"]["settings"] = {"train.rounds": 1, "train.clip": 1}
     facts["methods"]["A"] |= {"settings": {"train.participation": 0.5}, "keys": {"lam": 1}}
-    facts["tables"]["1"]["rows"]["A"] = {"values": [1.0], "metric": "G"}
+    facts["tables"]["1"] |= {
+        "settings": {"train.rounds": 2, "model.name": "mlp"},
+        "columns": {"D": {"settings": {"train.rounds": 3}}},
+        "rows": {"A": {"metric": "G", "settings": {"algorithm.lam": 2}}},
+    }
 
-    [cell] = cells.of_table(PaperFacts.model_validate(facts), "1")
+    [cell] = cells(Paper.model_validate(facts), "1")
 
     assert cell.metric.metric == ("macro_f1",)
-    assert cell.settings == {"train.participation": 0.5, "algorithm.lam": 1}
+    assert cell.setting == {"train.rounds": 3, "train.clip": 1, "model.name": "mlp"}
+    assert cell.own == {
+        "algorithm.name": "fedavg",
+        "train.participation": 0.5,
+        "algorithm.lam": 2,
+    }
 
 
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("tables.1.rows.A", {"metrics": {"E": "F"}, "values": [None]}, "there is no `E`"),
-        ("tables.1.rows.A", {"metrics": {"D": "G"}, "values": [None]}, "there is no `G`"),
-        ("tables.1.rows.A", [1.0, 2.0], "2 values for 1 columns"),
-        ("tables.1.rows.B", [1.0], "names no method"),
-        ("tables.1.columns", ["E"], "names no dataset"),
-        ("tables.1.metric", "G", "there is no `G`"),
-        ("tables.1.footnotes", [{"text": "x", "row": "Z"}], "there is no `Z`"),
-        ("tables.1.rows.A", [float("nan")], "finite"),
-        ("metrics.F", {"what": "w"}, "needs the key `metric`"),
-        ("metrics.F", {"what": "w", "metric": "accuracy", "rounds": 5}, "over: mean"),
-        ("metrics.F", {"what": "w", "metric": "accuracy", "beside": ["G"]}, "there is no `G`"),
-        ("tables.1.rows.A", {"metric": "G"}, "there is no `G`"),
-        ("claims", [{"text": "x", "table": "2", "row": "A", "columns": "all"}], "above"),
+        ("tables.1.rows", {"A": {"metrics": {"E": "F"}}}, "no column `E`"),
+        ("tables.1.rows", {"A": {"metrics": {"D": "G"}}}, "no metric `G`"),
+        ("tables.1.rows", {"A": {"method": "B"}}, "no method `B`"),
+        ("tables.1.rows", {"A": {"metric": "G"}}, "no metric `G`"),
+        ("tables.1.metric", "G", "no metric `G`"),
+        ("tables.1.dataset", "E", "no data set `E`"),
+        ("published", {("1", "B", "D"): 1}, "no row `B`"),
+        ("published", {("2", "A", "D"): 1}, "no table `2`"),
+        ("published", {("1", "A", "D"): float("nan")}, "finite"),
+        ("claims", [{"text": "x", "table": "1", "row": "A", "columns": "all"}], "above"),
         (
             "claims",
             [{"text": "x", "table": "1", "row": "B", "columns": "all", "over": "all", "above": 1}],
-            "there is no `B`",
+            "no row `B`",
         ),
         ("unknown", 1, "Extra inputs"),
     ],
@@ -415,20 +331,21 @@ def test_unsound_facts_are_refused(facts, path, value, said):
     tree[last] = value
 
     with pytest.raises(ValidationError, match=said):
-        PaperFacts.model_validate(facts)
+        Paper.model_validate(facts)
 
 
 def test_error_names_the_damaged_file(tmp_path, monkeypatch):
     (tmp_path / "broken.yaml").write_text("name: [")
-    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    (tmp_path / "broken.csv").write_text("table,row,column,published\n")
+    monkeypatch.setattr(paper, "FOLDER", tmp_path)
 
-    with pytest.raises(library.DataError, match=r"broken\.yaml is damaged"):
-        library.load("broken")
+    with pytest.raises(DataError, match=r"broken\.yaml"):
+        load("broken")
 
 
 def test_files_hold_no_text_that_yaml_reads_as_something_else():
     """Labels are words: `NO` and `1e3` are not."""
     for name in PAPERS:
-        tree = yaml.safe_load((library.FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+        tree = yaml.safe_load((paper.FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
         for table in tree["tables"].values():
             assert all(isinstance(label, str) for label in (*table["rows"], *table["columns"]))
