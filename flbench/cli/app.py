@@ -146,16 +146,9 @@ def run(
 
     given = CommandLine.of(words, algo, aliases, asked["config"], out)
     if resume is not None:
-        called.refuse_with_resume(
-            {
-                "a method": given.methods,
-                "--config": given.config,
-                "--out": out,
-                "--dry-run": dry_run,
-                "--print-config": print_config,
-            }
-        )
-        called.resume(resume, given.layers()[0], as_json=as_json)
+        refused: dict[str, object] = {"--dry-run": dry_run, "--print-config": print_config}
+        refused |= {"a method": given.methods, "--config": given.config, "--out": out}
+        called.resume(resume, given.layers()[0], refused, as_json=as_json)
     elif print_config:
         called.print_config(given.layers_of_each(), as_json=as_json)
     elif dry_run:

@@ -39,11 +39,20 @@ def data(
         as_json: Whether to print JSON instead of tables.
     """
     name, overrides = words.one_name(items, "data set")
-    name = _same_name(name, aliases.get("dataset"))
-    others = {key: text for key, text in aliases.items() if key != "dataset"}
-    wants_partition = bool(overrides or others or config or out or picture or topology is not None)
-    short_forms = others if name is None else others | {"dataset": name}
-    resolved = _resolve(CommandLine(overrides, short_forms, config), topology)
+    short_forms = dict(aliases)
+    option = short_forms.pop("dataset", None)
+    if None not in (name, option) and name != option:
+        raise UserError(f"`{name}` and --dataset {option} name different data sets. Name one.")
+    name = name or option
+    wants_partition = bool(overrides or short_forms or config or out or picture or topology)
+    short_forms |= {} if name is None else {"dataset": name}
+    layers = CommandLine(overrides, short_forms, config).layers()
+    if topology is not None:
+        # A decentralized method, whichever the configuration does not replace.
+        method = from_values({"algorithm": "dfedavg"}, "--topology")
+        graph = from_values({"algorithm.topology": topology}, "--topology")
+        layers = [method, *layers, graph]
+    resolved = resolve(layers)[0]
     if name is None and not wants_partition:
         entries = catalogue.data_sets(resolved.data)
         if as_json:
@@ -62,27 +71,6 @@ def data(
             _show_partition(federation, picture, as_json=as_json)
         else:
             _show_topology(resolved, federation, picture, as_json=as_json)
-
-
-def _same_name(word: str | None, option: str | None) -> str | None:
-    """Return the data set that a word or `--dataset` names.
-
-    Raises:
-        UserError: They name different ones.
-    """
-    if word is not None and option is not None and word != option:
-        raise UserError(f"`{word}` and --dataset {option} name different data sets. Name one.")
-    return word if option is None else option
-
-
-def _resolve(given: CommandLine, topology: str | None) -> Config:
-    layers = given.layers()
-    if topology is not None:
-        # A decentralized method, whichever the configuration does not replace.
-        method = from_values({"algorithm": "dfedavg"}, "--topology")
-        graph = from_values({"algorithm.topology": topology}, "--topology")
-        layers = [method, *layers, graph]
-    return resolve(layers)[0]
 
 
 def _show_partition(federation: Federation, picture: Path | None, *, as_json: bool) -> None:

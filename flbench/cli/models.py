@@ -27,7 +27,7 @@ def export(
     Args:
         path: The run folder.
         out: The file; None for a name in the current folder.
-        asked: Arguments of `flbench.api.runs.Run.export`.
+        asked: Arguments of `Run.export`.
         is_global: Whether to take the global model.
         as_json: Whether to print JSON.
     """
@@ -57,13 +57,13 @@ def predict(
     is_global: bool,
     as_json: bool,
 ) -> None:
-    """Predict the classes of samples in files, and print them.
+    """Predict the classes of samples in files with a model of a run, and print them.
 
     Args:
         path: The run folder.
         inputs: Images, tables and NPZ files, or folders and .zip files of them.
         out: CSV file for the predictions; None to write none.
-        asked: Arguments of `flbench.api.runs.Run.trained`.
+        asked: Arguments of `Run.trained`.
         is_global: Whether to take the global model.
         as_json: Whether to print JSON.
     """

@@ -24,14 +24,9 @@ def report(
 
     Args:
         paths: Folders of runs, comparisons and studies, or folders above them.
-        out: Folder of the report; by default that of the comparison, the folder `report` of a
-            study or, with further arguments, of a comparison, or `report` in the current folder.
+        out: Folder of the report; None for the default, see `_folder`.
         asked: Further arguments of `fl.report`.
         as_json: Whether to print the report as JSON.
-
-    Raises:
-        UserError: See `fl.report`.
-        DataError: A file in a folder is damaged.
     """
     from flbench.api import verbs
 
@@ -46,16 +41,7 @@ def report(
 
 
 def pack(paths: Sequence[Path], file: Path) -> None:
-    """Write finished runs and studies into an archive, and print how many runs there are.
-
-    Args:
-        paths: Folders of runs, comparisons and studies, or folders above them.
-        file: The archive.
-
-    Raises:
-        UserError: See `flbench.comparison.archive.pack`.
-        DataError: A file of a run is damaged.
-    """
+    """Write finished runs and studies into an archive, and print how many runs there are."""
     from flbench.comparison import archive
 
     count = archive.pack(paths, file)
@@ -64,13 +50,7 @@ def pack(paths: Sequence[Path], file: Path) -> None:
 
 
 def print_report(found: "Comparison", folder: Path, *, as_json: bool) -> None:
-    """Print what a report says.
-
-    Args:
-        found: The comparison.
-        folder: Folder of the report.
-        as_json: Whether to print the report as JSON.
-    """
+    """Print what a report says, which is in a folder."""
     if as_json:
         console.json(found.tree() | {"path": str(folder)})
         return
@@ -85,10 +65,8 @@ def print_report(found: "Comparison", folder: Path, *, as_json: bool) -> None:
 def _folder(paths: Sequence[Path], *, is_own: bool) -> Path:
     """Return the folder of the report if the user names none.
 
-    Args:
-        paths: What is reported.
-        is_own: Whether the report is the one that a comparison has written itself. Others, such as
-            one by another metric, do not take its place.
+    A comparison has a report of its own, whose place a report with further arguments does not take
+    (`is_own` is false).
     """
     if len(paths) != 1 or not paths[0].is_dir():
         return FOLDER

@@ -17,50 +17,40 @@ if TYPE_CHECKING:
     from flbench.api.running import RunsEnding
 
 
-def refuse_with_resume(options: Mapping[str, object]) -> None:
-    """Raise a UserError if one of these options, by its name, was given beside `--resume`."""
-    if given := [name for name, value in options.items() if value]:
-        raise UserError(
-            f"{', '.join(given)} cannot be used with --resume: a resumed run keeps its"
-            " configuration and its folder. Leave this out, or start a new run."
-        )
-
-
 def run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
-    """Train one run after the other, and print their tables, also if one of them fails.
-
-    Args:
-        runs: Configuration layers of each run, see `flbench.cli.layers`.
-        as_json: Whether to print JSON: what `flbench show --json` prints of the runs.
-    """
+    """Train one run after the other, and print their tables, also if one of them fails."""
     resolved = [resolve(layers) for layers in runs]
     from flbench.api import running
 
-    ending = running.start(resolved, Caller())
-    _finish(ending, as_json=as_json)
+    _finish(running.start(resolved, Caller()), as_json=as_json)
 
 
-def resume(path: Path, changed: Layer, *, as_json: bool) -> None:
+def resume(path: Path, changed: Layer, refused: Mapping[str, object], *, as_json: bool) -> None:
     """Resume an interrupted run, and print its tables.
 
     Args:
         path: The run folder.
         changed: New values of keys that may change on resume.
-        as_json: Whether to print JSON, as `run` does.
+        refused: What a resumed run does not take, by the words for it.
+        as_json: Whether to print JSON.
+
+    Raises:
+        UserError: Something was given that a resumed run does not take.
     """
+    if given := [name for name, value in refused.items() if value]:
+        raise UserError(
+            f"{', '.join(given)} cannot be used with --resume: a resumed run keeps its"
+            " configuration and its folder. Leave this out, or start a new run."
+        )
     from flbench.api import resuming
 
-    ending = resuming.carry_on(path, changed, Caller())
-    _finish(ending, as_json=as_json)
+    _finish(resuming.carry_on(path, changed, Caller()), as_json=as_json)
 
 
 def print_config(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
     """Print the resolved configurations, with the origin of each value as a comment.
 
-    Args:
-        runs: Configuration layers of each run.
-        as_json: Whether to print JSON: a list with `config`, the sections, and `origins`, the
-            origin of each value by its dotted key.
+    With `as_json` it is a list with `config`, the sections, and `origins` by dotted key.
     """
     resolved = [resolve(layers) for layers in runs]
     if as_json:
@@ -73,10 +63,8 @@ def print_config(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
 def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
     """Print configuration, partition, and estimates of size, time and memory.
 
-    Args:
-        runs: Configuration layers of each run.
-        as_json: Whether to print JSON: a list with `config`, `notes`, `partition` (as `flbench data
-            --json` prints it) and `estimate`, the fields of `flbench.experiment.estimate.Estimate`.
+    With `as_json` it is a list with `config`, `notes`, `partition` (as `flbench data --json` prints
+    it) and `estimate`, the fields of `flbench.experiment.estimate.Estimate`.
 
     Raises:
         UserError: A method was refused. The others are printed before that.
@@ -102,29 +90,17 @@ def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
             built.engine.close()
         if not as_json:
             estimates.print_estimate(measured)
-        entries.append(
-            {
-                "config": built.config.tree(),
-                "notes": list(built.notes),
-                "partition": catalogue.partition(built.federation),
-                "estimate": vars(measured),
-            }
-        )
+        about = {"config": built.config.tree(), "notes": list(built.notes)}
+        partition = catalogue.partition(built.federation)
+        entries.append({**about, "partition": partition, "estimate": vars(measured)})
     if as_json and entries:
         console.json(entries)
-    if len(resolved) == 1 and refused:
-        raise next(iter(refused.values()))
     if refused:
-        raise combined(refused)
+        raise next(iter(refused.values())) if len(resolved) == 1 else combined(refused)
 
 
 def _finish(ending: "RunsEnding", *, as_json: bool) -> None:
-    """Print the tables of finished runs, and wait until MLflow has them.
-
-    Raises:
-        UserError: One of several runs was refused.
-        RunError: One of several runs failed, or in one no client finished a training.
-    """
+    """Print the tables of finished runs, and wait until MLflow has them."""
     if ending.paths:
         show(ending.paths, as_json=as_json)
     console.notes(ending.unsent())
