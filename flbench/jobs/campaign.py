@@ -1,7 +1,6 @@
 """Carries out the jobs of a campaign that has a folder, with its progress."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from flbench.config.sources import Layer
 from flbench.core.errors import UserError
@@ -13,40 +12,6 @@ from flbench.jobs.launchers import launcher
 from flbench.jobs.progress import JobProgress
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers.ray_resources import Resources
-
-
-@dataclass
-class _Campaign:
-    """The plan of a campaign, for the executor.
-
-    Attributes:
-        folder: Its folder.
-        changed: New values of keys that may change when a job is resumed.
-        progress: Shows the progress.
-        failures: Reasons of the jobs that failed, by their names.
-    """
-
-    folder: JobFolder
-    changed: Layer
-    progress: JobProgress
-    failures: dict[str, str]
-
-    def task(self, job: Job) -> Task:
-        path = self.folder.run_folder(job)
-        return Task(path, job.layer, self.changed, self.folder.resume_command)
-
-    def begin(self, job: Job) -> None:
-        self.progress.begin(job)
-
-    def end(self, job: Job, outcome: Outcome) -> None:
-        try:
-            reason = outcome.reason or why_nothing_was_trained(self.folder.run_folder(job))
-        except UserError as error:  # somebody has changed a file of the job
-            reason = str(error)
-        if reason is not None:
-            self.failures[job.name] = reason
-            self.folder.save_failures(self.failures)
-        self.progress.end(job, reason, outcome)
 
 
 def carry_out(
@@ -77,20 +42,29 @@ def carry_out(
         RunError: A server of Ray was lost, or a job changed the shared samples.
     """
     left = list(folder.unfinished(jobs))
-    failures = {}
-    for job in jobs:  # a run that has trained nothing would train nothing again
-        if (reason := why_nothing_was_trained(folder.run_folder(job))) is not None:
-            failures[job.name] = reason
+    # A run that has trained nothing would train nothing again.
+    found = {job.name: why_nothing_was_trained(folder.run_folder(job)) for job in jobs}
+    failures = {name: reason for name, reason in found.items() if reason is not None}
     folder.save_failures(failures)
     progress = JobProgress(jobs, folder, resources.kind)
     progress.console.quiet = not shown
-    campaign = _Campaign(folder, changed, progress, failures)
-    with (
-        progress.live(),
-        launcher(left, samples, resources, progress.note) as chosen,
-    ):
+
+    def task(job: Job) -> Task:
+        return Task(folder.run_folder(job), job.layer, changed, folder.resume_command)
+
+    def end(job: Job, outcome: Outcome) -> None:
         try:
-            executor.carry_out(left, campaign, chosen)
+            reason = outcome.reason or why_nothing_was_trained(folder.run_folder(job))
+        except UserError as error:  # somebody has changed a file of the job
+            reason = str(error)
+        if reason is not None:
+            failures[job.name] = reason
+            folder.save_failures(failures)
+        progress.end(job, reason, outcome)
+
+    with progress.live(), launcher(left, samples, resources, progress.note) as chosen:
+        try:
+            executor.carry_out(left, chosen, task, progress.begin, end)
         finally:
             frozen_outputs.forget()  # of jobs that this process has trained
     return failures

@@ -18,19 +18,13 @@ from flbench.jobs.job import Outcome, Task
 from flbench.jobs.samples import PartitionFiles
 
 
-def train(
-    task: Task,
-    federation: Federation,
-    partition: PartitionFiles,
-    display: Callback | None = None,
-) -> Outcome:
+def train(task: Task, federation: Federation, partition: PartitionFiles) -> Outcome:
     """Train a job, or what is left of it.
 
     Args:
         task: The job.
         federation: The samples of its clients.
         partition: Content of its partition.npz and partition.json.
-        display: Callback that shows the progress and gets all notes; None to return the notes.
 
     Returns:
         How it ended. An error of the job is returned, not raised: the other jobs go on.
@@ -39,8 +33,7 @@ def train(
         KeyboardInterrupt: A stop signal has arrived; the job is saved.
     """
     begin = time.monotonic()
-    notes = _Notes()
-    listener = display or notes
+    listener = _Notes()
     outcome = Outcome(None)
     try:
         with as_flbench_errors(), warnings.catch_warnings():
@@ -54,7 +47,7 @@ def train(
         outcome = Outcome(" ".join(str(error).split()))
     except Exception as error:  # noqa: BLE001  # an own net or loss of the user may raise anything
         outcome = Outcome(f"{type(error).__name__}: {' '.join(str(error).split())}")
-    return replace(outcome, notes=tuple(notes.sentences), seconds=time.monotonic() - begin)
+    return replace(outcome, notes=tuple(listener.sentences), seconds=time.monotonic() - begin)
 
 
 def _run_or_resume(

@@ -31,14 +31,14 @@ def test_a_damaged_file_of_a_job_does_not_end_the_others(tmp_path, monkeypatch):
     config = config_of(*SMALL, "train.rounds=1")
     jobs = [Job(name, name, "", "", 0, config, {}) for name in ("first", "second")]
     folder = ComparisonFolder.create(tmp_path, "damaged")
-    end = campaign._Campaign.end
+    check = campaign.why_nothing_was_trained
 
-    def damage(self, job, outcome):
-        if job.name == "first":
-            (folder.run_folder(job) / "config.yaml").write_text("train: {rounds: [1]}")
-        end(self, job, outcome)
+    def damage(path):
+        if path.name == "first" and (path / "summary.json").is_file():
+            (path / "config.yaml").write_text("train: {rounds: [1]}")
+        return check(path)
 
-    monkeypatch.setattr(campaign._Campaign, "end", damage)
+    monkeypatch.setattr(campaign, "why_nothing_was_trained", damage)
     failures = carried_out(jobs, folder)
 
     assert [*failures] == ["first"]

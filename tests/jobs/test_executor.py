@@ -43,7 +43,7 @@ def test_each_job_ends_once_and_no_more_run_than_the_launcher_says(at_once):
     found = Recorded(at_once)
     asked = jobs(5)
 
-    executor.carry_out(asked, found, found)
+    executor.carry_out(asked, found, found.task, found.begin, found.end)
 
     begun = [name for kind, name, *_ in found.events if kind == "begin"]
     ended = [name for kind, name, *_ in found.events if kind == "end"]
@@ -56,7 +56,7 @@ def test_each_job_ends_once_and_no_more_run_than_the_launcher_says(at_once):
 def test_a_job_that_is_refused_ends_with_the_reason_and_the_others_go_on(refused):
     found = Recorded(2, refused)
 
-    executor.carry_out(jobs(3), found, found)
+    executor.carry_out(jobs(3), found, found.task, found.begin, found.end)
 
     reasons = {name: rest[0] for kind, name, *rest in found.events if kind == "end"}
     wanted = {f"job{k}": None for k in range(3)}
@@ -72,7 +72,7 @@ def test_the_next_job_is_taken_when_it_can_begin():
             assert sum(event[0] == "end" for event in found.events) == job.repetition
             yield job
 
-    executor.carry_out(left(), found, found)
+    executor.carry_out(left(), found, found.task, found.begin, found.end)
 
     assert len(found.events) == 6
 
@@ -86,5 +86,5 @@ def test_an_error_of_the_plan_ends_all():
     found.end = fail
 
     with pytest.raises(RunError, match="disk is full"):
-        executor.carry_out(jobs(3), found, found)
+        executor.carry_out(jobs(3), found, found.task, found.begin, found.end)
     assert len(found.events) == 1

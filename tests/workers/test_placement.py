@@ -160,7 +160,7 @@ def trained_cells(folder: Path, count: int, resources: Resources) -> None:
     jobs = [Job(f"job{k}", "ft", "", "", k, config_of(*SMALL), {}) for k in range(count)]
     plan = Cells(folder)
     with launcher(jobs, LoadedSamples(), resources, print) as chosen:
-        executor.carry_out(jobs, plan, chosen)
+        executor.carry_out(jobs, chosen, plan.task, plan.begin, plan.end)
     assert plan.outcomes == [None] * count
 
 
