@@ -1,11 +1,11 @@
 """The configuration layers that `--config`, methods, overrides and short forms stand for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from flbench.cli import console, options, words
+from flbench.cli import options, words
 from flbench.config import trust
 from flbench.config.sources import Layer, from_file, from_overrides, from_values, merge
 from flbench.core.errors import ConfigError
@@ -75,11 +75,14 @@ class CommandLine:
         """
         if len(self.methods) < 2:
             return [self.layers(*self.methods)]
-        found = []
-        for name in self.methods:
-            kept = _overrides_of(name, self.methods, self.overrides)
-            found.append(replace(self, overrides=kept).layers(name))
-        return found
+        from flbench.comparison.design import Design, LabelledLayer
+
+        methods = [
+            LabelledLayer.of(name, from_values({"algorithm": ALGORITHMS.section(name)}, WORDS))
+            for name in self.methods
+        ]
+        design = Design.of(methods, self.layers())
+        return [[design.base, one.layer] for one in design.methods]
 
     def _own(self, method: str | None) -> Layer:
         """Return the layer of the overrides, the short forms, `--out` and the method."""
@@ -97,20 +100,3 @@ class CommandLine:
                     f"{values[key]}. Leave one of the two out."
                 )
         return merge([overrides, *own])
-
-
-def _overrides_of(name: str, names: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return the overrides without the keys that only other methods of the comparison have."""
-    from flbench.calls.arguments import keys_of_others
-
-    sections = [item.partition("=")[0].strip().partition(".") for item in overrides]
-    keys = [key for section, _, key in sections if section == "algorithm" and key]
-    others = keys_of_others(name, names, keys)
-    kept = []
-    for item, (section, _, key) in zip(overrides, sections, strict=True):
-        if section == "algorithm" and key in others:
-            owners = ", ".join(others[key])
-            console.notes([f"{section}.{key} is set for {owners}; {name} has no such key."])
-        else:
-            kept.append(item)
-    return kept
