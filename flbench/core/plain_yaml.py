@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import yaml
+from yaml.composer import Composer
 
 from flbench.core.text import one_line
 
@@ -46,15 +47,25 @@ class PlainYamlError(ValueError):
         self.line = line
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the scalars of YAML 1.2, within limits."""
+_Base: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+
+
+class _Loader(Composer, _Base):  # type: ignore[misc]
+    """PyYAML's safe loader with the scalars of YAML 1.2, within limits.
+
+    libyaml reads the text, where it is there, and Python builds the tree, within the limits.
+    """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
     _depth = _values = 0
 
+    def __init__(self, text: str) -> None:
+        _Base.__init__(self, text)
+        self.anchors = {}
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Return the next node. A text of too many values is not read to its end."""
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()
         line = event.start_mark.line + 1
         self._depth, self._values = self._depth + 1, self._values + 1
         if isinstance(event, yaml.AliasEvent) or event.tag is not None:
@@ -72,7 +83,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _kind, (_form, _value) in FORMS.items():
-    _Loader.add_constructor(TAG + _kind, lambda _, node, value=_value: value(node.value))  # type: ignore[misc]
+    _Loader.add_constructor(TAG + _kind, lambda _, node, value=_value: value(node.value))
     for _one in (_Loader, _Dumper):
         _one.add_implicit_resolver(TAG + _kind, re.compile(f"(?:{_form.pattern})$"), None)
 

@@ -1,8 +1,12 @@
 """The tables of a run folder as DataFrames with fixed columns and types."""
 
+import csv
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
 
 from flbench.core import files
 from flbench.core.documents import as_data_error
@@ -10,7 +14,7 @@ from flbench.core.own_names import as_written
 from flbench.core.text import read_cell
 from flbench.metrics.names import are_balanced
 from flbench.results.metrics_file import HEADER, Row
-from flbench.results.summary import is_share
+from flbench.results.summary import ROUNDING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,14 +95,14 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
         empty = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
         return empty.drop(columns=list(optional))
     with as_data_error(path):
-        files.check_regular(path, files.LARGEST)
-        header = pd.read_csv(path, nrows=0).columns
+        text = files.read_text(path)
+        header = next(csv.reader([text.partition("\n")[0]]), [])
         if missing := [name for name in columns if name not in (*header, *optional)]:
             raise ValueError(f"it has no column {missing[0]}")
         kinds = {name: columns.get(name, "float64") for name in header}
         try:
             frame = pd.read_csv(
-                path,
+                StringIO(text),
                 dtype={name: "int64" if kind == "bool" else kind for name, kind in kinds.items()},
                 # Without the default markers of missing values: a class may have the name `NA`.
                 keep_default_na=False,
@@ -109,7 +113,8 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
         for name, kind in kinds.items():
             if kind == "str":
                 names = {text: as_written(read_cell(text), "a name") for text in frame[name]}
-                frame[name] = frame[name].map(names).astype("str")
+                if any(text != written for text, written in names.items()):
+                    frame[name] = frame[name].map(names).astype("str")
             elif kind == "bool":
                 frame[name] = frame[name].astype("bool")
         return frame
@@ -160,13 +165,16 @@ def client_tables(path: Path) -> "pd.DataFrame":
 def _check(table: "pd.DataFrame", key: str, counts: Sequence[str], shares: Sequence[str]) -> None:
     """Raise a ValueError if a table has a number out of range, or an entry twice."""
     for name in (key, *counts):
-        if len(table) and not 0 <= table[name].min() <= table[name].max() <= MOST:
+        values = table[name].to_numpy()
+        if len(values) and not 0 <= values.min() <= values.max() <= MOST:
             raise ValueError(f"a value of `{name}` is not in [0, {MOST:,}]")
     for name in shares:
-        defined = table[name].dropna()  # all scores can be undefined
-        if len(defined) and not (is_share(defined.min()) and is_share(defined.max())):
+        values = table[name].to_numpy()
+        # All scores can be undefined.
+        if not (np.isnan(values) | (values >= -ROUNDING) & (values <= 1 + ROUNDING)).all():
             raise ValueError(f"a value of `{name}` is not in [0, 1]")
-    if table.duplicated(["moment", key]).any():
+    entries = [*zip(table["moment"], table[key], strict=True)]
+    if len({*entries}) < len(entries):
         raise ValueError(f"a {key} is there twice")
 
 
