@@ -12,8 +12,7 @@ partition and the version of the code.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from pathlib import Path
 from statistics import median
@@ -38,9 +37,8 @@ from flbench.results.differences import (
     text_of,
     version_of,
 )
-from flbench.results.left_out import LeftOut
 from flbench.results.reading import StoredRun
-from flbench.results.study_folder import PERSONAL, StoredStudy
+from flbench.results.study_folder import PERSONAL
 from flbench.results.summary import SHARES
 
 BASELINE: Final = "fedavg"  # the method to which others are compared, if it is there
@@ -214,6 +212,7 @@ def arrange(
     shown: Mapping[Path, str] | None = None,
     notes: Sequence[str] = (),
     reference: str | None = None,
+    deployment: str = PERSONAL,
 ) -> Arrangement:
     """Arrange runs for a comparison.
 
@@ -234,6 +233,7 @@ def arrange(
             warnings.
         reference: The baseline of runs whose plan has one. It has no effect if the user names
             another one, or if it has no finished run.
+        deployment: Name of the deployment whose metrics are compared.
 
     Raises:
         UserError: There is no finished run, the runs are not comparable, or the metric or the
@@ -264,6 +264,7 @@ def arrange(
         if apart.strangers is not None:  # one place for all
             places = [" and ".join(dict.fromkeys(apart.settings[DATA]))] * len(finished)
     entries, more = _entries(apart, places, shown or {})
+    entries = [replace(entry, deployment=deployment) for entry in entries]
     warnings += more + _about_hardware(apart)
     order = list(dict.fromkeys(apart.methods))
     if baseline is not None and baseline not in order:
@@ -306,72 +307,6 @@ def arrange(
         reference=beside,
         chosen=tuple(chosen),
         targets=wanted,
-    )
-
-
-def of_study(study: StoredStudy) -> Arrangement | None:
-    """Arrange the final trainings of a study as a comparison of one place.
-
-    The default and the tuned parameters of a method are two methods, `METHOD` and `METHOD tuned`.
-    The repetitions are the seeds, each with a partition of its own or all on that of the search.
-    Metrics are those of the study's deployment. Two kinds of questions are tested: what tuning
-    changes for each method, a test by itself; and how the tuned methods differ, whose p-values are
-    corrected together. Where the default parameters have won the search, they are the tuned ones
-    too.
-
-    Args:
-        study: The study. Final trainings that are damaged, or that lack the study's metric, are
-            left out.
-
-    Returns:
-        The comparison; None if there is no final training.
-    """
-    header, left_out = study.header, LeftOut()
-    found: dict[tuple[str, int], StoredRun] = {}
-    for label, seed, run in study.finished_finals():
-        with left_out.catching(run.path):
-            run.check_comparable()
-            run.samples()
-            found.setdefault((label, seed), run)
-    seeds = sorted({seed for _, seed in found})
-    place, deployment = header.dataset, header.deployment
-    # Names within the study, whose folder may be moved.
-    folders = {run.path: "/".join(run.path.parts[-3:]) for run in found.values()}
-    entries = [
-        Entry(label, place, seeds.index(seed), run, folders[run.path], deployment)
-        for (label, seed), run in found.items()
-    ]
-    entries = [entry for entry in entries if _is_number(entry.test.get(header.metric))]
-    if not entries:
-        return None
-    methods = tuple(dict.fromkeys(entry.method for entry in entries))
-    tuned = {name: f"{name} tuned" for name in study.methods}
-    gains = [(tuned[name], name) for name in tuned if {tuned[name], name} <= {*methods}]
-    best = [name if study.default_has_won(name) else tuned[name] for name in tuned]
-    leading = tuple(name for name in best if name in methods)
-    has_partitions = len({entry.run.summary["partition_hash"] for entry in entries}) > 1
-    vary: Vary = "both" if has_partitions else "training"
-    runs = [entry.run for entry in entries]
-    return Arrangement(
-        entries=tuple(entries),
-        methods=methods,
-        places=(place,),
-        repetitions=max(_counts(entries).values()),
-        vary=vary,
-        metric=header.metric,
-        baseline=_baseline([one for one in entries if one.method in leading] or entries),
-        warnings=(
-            *left_out.sentences,
-            *_about_versions(runs),
-            *_about_collapsed({place: entries}, header.metric),
-        ),
-        samplings={place: sampling_of(runs, vary, len({one.repetition for one in entries}))},
-        families=(
-            *((gain,) for gain in gains),
-            tuple(combinations(leading, 2)),
-        ),
-        leading=leading,
-        corrected_for="for all pairs of tuned methods (the gain of a method is one test)",
     )
 
 

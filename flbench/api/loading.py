@@ -48,7 +48,7 @@ def load(path: str | PathLike[str], *, trust: bool = False) -> Run | Study | Pla
     folder = arguments.path_of(path, "path")
     if not folder.exists():
         raise UserError(f"{folder} does not exist.")
-    if is_comparison(folder):
+    if is_comparison(folder) and not study_folder.is_study(folder):
         return PlannedComparison(folder)
     if is_archive(folder):
         raise UserError(

@@ -14,7 +14,6 @@ from flbench.analysis.tables import Analysis, analyse
 from flbench.api import html
 from flbench.api.comparison_plots import ComparisonPlots
 from flbench.api.runs import Run
-from flbench.api.studies import Study
 from flbench.calls import arguments
 from flbench.comparison import archive
 from flbench.comparison.archive import Unpacked
@@ -282,7 +281,7 @@ class Comparison:
         return html.card(text.heading(comparison), *pieces, html.notes(self.warnings))
 
 
-Source = Run | Study | str | PathLike[str]
+Source = Run | str | PathLike[str]
 
 
 def report(
@@ -344,8 +343,5 @@ def pack(runs: Source | Sequence[Source], file: str | PathLike[str]) -> Path:
 
 def _paths(runs: Source | Sequence[Source]) -> list[Path]:
     """Return the folders of runs and studies, and the paths that were given."""
-    given = [runs] if isinstance(runs, Run | Study | str | PathLike) else list(runs)
-    return [
-        one.path if isinstance(one, Run | Study) else arguments.path_of(one, "runs")
-        for one in given
-    ]
+    given = [runs] if isinstance(runs, Run | str | PathLike) else list(runs)
+    return [one.path if isinstance(one, Run) else arguments.path_of(one, "runs") for one in given]

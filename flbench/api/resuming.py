@@ -75,14 +75,14 @@ def resume(
             f"`callbacks` and `logger` are for runs, and {folder} is a {kind}. Leave them out."
         )
     with run_code(trust):
-        if is_comparison(folder):
-            from flbench.api import comparing
-
-            return comparing.resume(folder, progress=progress, **keys)
         if is_study:
             from flbench.api import tuning
 
             return tuning.resume(folder, progress=progress, **keys)
+        if is_comparison(folder):
+            from flbench.api import comparing
+
+            return comparing.resume(folder, progress=progress, **keys)
         origin = "argument of fl.resume"
         plain, objects = parts.of_resume(folder, keys)
         given = {name: arguments.plain(value, name, origin) for name, value in plain.items()}

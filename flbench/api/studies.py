@@ -8,9 +8,10 @@ from typing import Final
 import pandas as pd
 
 from flbench.api import html
+from flbench.api.comparisons import PlannedComparison
 from flbench.api.study_plots import StudyPlots
 from flbench.calls import arguments
-from flbench.config.sources import leaves
+from flbench.comparison.folder import is_comparison
 from flbench.core.errors import UserError, did_you_mean
 from flbench.results import metrics_file, study_folder
 from flbench.results.study_folder import Trial
@@ -34,34 +35,21 @@ TRIALS: Final = {
 }
 """Columns of `Study.trials` with their types; the parameters stand before `attempts`."""
 
-FINALS: Final = {
-    "method": "str",
-    "variant": "str",
-    "seed": "int64",
-    "partition_seed": "int64",
-    "trial": "int64",
-    "up_bytes": "int64",
-    "down_bytes": "int64",
-    "peer_bytes": "int64",
-    "setup_bytes": "int64",
-    "seconds": "float64",
-    "path": "str",
-}
-"""Columns of `Study.finals` with their types; the metrics stand before `up_bytes`."""
 
-VERDICTS: Final = {
-    "first": "str",
-    "second": "str",
-    "difference": "float64",
-    "low": "float64",
-    "high": "float64",
-    "seeds": "int64",
-    "p": "float64",
-    "p_holm": "float64",
-    "p_wilcoxon": "float64",
-    "verdict": "str",
-}
-"""Columns of `Study.verdicts` with their types."""
+def report_of(path: Path) -> StudyReport:
+    """Read the results of a study so far, with its comparison if a cell is finished.
+
+    Raises:
+        UserError: The path is not a study folder.
+        DataError: study.json is damaged.
+    """
+    study = study_folder.read(path, lenient=True)
+    if not is_comparison(path):
+        return StudyReport(study)
+    try:
+        return StudyReport(study, PlannedComparison(path)._analysis)
+    except UserError as error:
+        return StudyReport(study, why_not=f"The cells cannot be compared: {error}")
 
 
 class Study:
@@ -76,12 +64,13 @@ class Study:
 
     Attributes:
         path: The study folder.
+        report: What the pages and tables of the study show.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = arguments.path_of(path, "path")
-        self._study = study_folder.read(self.path, lenient=True)
-        self._report = StudyReport(self._study)
+        self.report = report_of(self.path)
+        self._study = self.report.study
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -124,49 +113,6 @@ class Study:
         names = list(TRIALS)
         return pd.DataFrame(rows, columns=[*names[:-2], *keys, *names[-2:]]).astype(TRIALS)
 
-    @cached_property
-    def finals(self) -> pd.DataFrame:
-        """The finished final trainings, one per row, each with another seed.
-
-        Columns: `method` str; `variant` str, `default` or `tuned` parameters; `seed` and
-        `partition_seed` int64, those of the training and of the partition; `trial` int64, the trial
-        whose parameters it has; `validation.METRIC` and `test.METRIC` float64, at the best round by
-        validation, and `last.validation.METRIC` and `last.test.METRIC`, after the last round;
-        `up_bytes`, `down_bytes`, `peer_bytes` and `setup_bytes` int64 and `seconds` float64
-        of the whole run; `path` str, which `fl.load` reads. If the default parameters won the
-        search, the method has no tuned rows.
-        """
-        rows = []
-        for final in self._study.finals:
-            if final.run is None:
-                continue
-            summary = final.run.summary
-            best, last = (
-                {split: summary[moment][split] for split in ("validation", "test")}
-                for moment in ("best", "last")
-            )
-            rows.append(
-                {
-                    "method": final.trial.method,
-                    "variant": final.trial.variant,
-                    "seed": final.trial.seed,
-                    "partition_seed": final.run.config.partition_seed,
-                    "trial": final.trial.index,
-                    **{
-                        key: value
-                        for key, value in leaves({**best, "last": last}).items()
-                        if "@" not in key
-                    },
-                    **{name: summary["communication"][name] for name in list(FINALS)[5:9]},
-                    "seconds": summary["seconds"]["total"],
-                    "path": str(final.path),
-                }
-            )
-        metrics = sorted({key for row in rows for key in row} - FINALS.keys())
-        names = list(FINALS)
-        frame = pd.DataFrame(rows, columns=[*names[:5], *metrics, *names[5:]])
-        return frame.astype(FINALS | dict.fromkeys(metrics, "float64"))
-
     def results(self) -> pd.DataFrame:
         """Return the trials of the search in the form of Ray Tune's `ResultGrid.get_dataframe()`.
 
@@ -205,24 +151,24 @@ class Study:
     @cached_property
     def plot(self) -> StudyPlots:
         """Pictures of the study as figures of matplotlib."""
-        return StudyPlots(self._report)
+        return StudyPlots(self.report)
 
     @cached_property
-    def verdicts(self) -> pd.DataFrame:
-        """What the final trainings say, by paired tests over their seeds on test parts.
+    def comparison(self) -> PlannedComparison:
+        """The default and the best parameters of the methods, compared over repetitions.
 
-        There is a row for each method, its tuned against its default parameters, and one for each
-        pair of tuned methods. Columns: `first` and `second` str, such as `hfcd tuned` and `hfcd`; a
-        method whose default parameters won the search has no tuned ones; `difference` float64, the
-        mean of first minus second, and `low` and `high`, the ends of its 95 % interval (NaN for
-        fewer than three seeds, and for differences that are all equal); `seeds` int64; `p`,
-        `p_holm` (corrected for all pairs of tuned methods; `p` itself for the gain of one method)
-        and `p_wilcoxon` float64; `verdict` str, about `first`.
+        Its methods are `METHOD` and, unless the default parameters won the search, `METHOD tuned`.
+
+        Raises:
+            UserError: The study has no cells, because its search has not ended, or no method has a
+                best trial, or it was begun with `seeds=0`.
         """
-        names = {"n": "seeds", "wilcoxon": "p_wilcoxon"}
-        analysis = self._report.analysis
-        found = pd.DataFrame(columns=list(VERDICTS)) if analysis is None else analysis.pairs
-        return found.rename(columns=names)[list(VERDICTS)].astype(VERDICTS)
+        if not is_comparison(self.path):
+            raise UserError(
+                f"{self.path} has no cells to compare: its search has not ended, or `seeds` is 0."
+                f" fl.resume({str(self.path)!r}) continues an interrupted study."
+            )
+        return PlannedComparison(self.path)
 
     def best(self, method: str) -> Trial:
         """Return the best finished trial of a method; of equal scores, that of the smallest loss.
@@ -252,7 +198,10 @@ class Study:
     @property
     def notes(self) -> list[str]:
         """Facts that make a comparison unfair or unfinished, and failures; one sentence each."""
-        return [*self._report.notes, *find_failures(self._report)]
+        return [*self.report.notes, *find_failures(self.report)]
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     def __reduce__(self) -> tuple[type["Study"], tuple[Path]]:
         return Study, (self.path,)
@@ -261,18 +210,17 @@ class Study:
         header = self._study.header
         return (
             f"<Study of {', '.join(self.methods)} on {header.dataset}: {len(self._study.trials)} of"
-            f" {header.trials * len(self.methods)} trials, {len(self.finals)} final trainings;"
-            f" {self.path}>"
+            f" {header.trials * len(self.methods)} trials; {self.path}>"
         )
 
     def _repr_html_(self) -> str:
-        winners = [tables.winner(self._report, method) for method in self.methods]
-        facts = {key: self._report.facts[key] for key in ("data", "budget", "metric", "search")}
+        winners = [tables.winner(self.report, method) for method in self.methods]
+        facts = {key: self.report.facts[key] for key in ("data", "budget", "metric", "search")}
         return html.card(
-            self._report.heading,
+            self.report.heading,
             html.facts(facts | {"folder": str(self.path)}),
-            html.prose("\n\n".join(self._report.answer)),
-            *map(html.block, tables.comparison(self._report)),
+            html.prose("\n\n".join(self.report.answer)),
+            *map(html.block, tables.comparison(self.report)),
             html.heading("Best parameters"),
             html.notes([winner for winner in winners if winner]),
             html.heading("Notes") if self.notes else "",

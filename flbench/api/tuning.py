@@ -1,30 +1,35 @@
 """Searching hyper-parameters from Python, and resuming a study."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flbench.api import campaigns
+from flbench.api import campaigns, studies
 from flbench.api.caller import Caller, program
 from flbench.api.studies import Study
 from flbench.calls import arguments, parts
 from flbench.calls.process import preserved
-from flbench.config.sources import Layer
+from flbench.comparison import prepare as comparing
+from flbench.comparison import winners
+from flbench.comparison.design import Design
+from flbench.comparison.folder import ComparisonFolder
+from flbench.config.sources import Layer, from_values, merge
 from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.registry import ALGORITHMS
 from flbench.core.system_errors import as_flbench_errors
+from flbench.jobs.samples import LoadedSamples
 from flbench.results import study_folder
 from flbench.tracking import mirror
 from flbench.tracking.store import NamedBy
 from flbench.tuning.failures import search_failure
 from flbench.tuning.request import require_ray_tune
 from flbench.workers import fork_server
+from flbench.workers.ray_resources import CELL
 
 if TYPE_CHECKING:
     from flbench.tuning.cost import StudyCost
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 RESOURCES: Final = ("jobs", "gpus_per_trial", "retries", "address")
 """Arguments of `tune` that may change when a study is resumed."""
 PATHS: Final = ("space", "out")
+FINISHED: Final = "{} is finished: there is nothing to resume."
 OPTIONS: Final = (
     *("trials", "seeds", "vary", "search", "scheduler", "metric", "deployment"),
     *(*RESOURCES, *PATHS),
@@ -123,13 +129,15 @@ class StudyEnding(NamedTuple):
 
     Attributes:
         path: The study folder.
-        notes: Sentences about what was not sent to MLflow.
-        resume: Command that trains again what has failed because its worker did; None if nothing.
+        notes: Sentences about cells that failed, and about what was not sent to MLflow.
+        resume: Command that trains again what has failed; None if nothing.
+        lost: Labels of the methods all of whose cells failed.
     """
 
     path: Path
     notes: list[str]
     resume: str | None = None
+    lost: tuple[str, ...] = ()
 
 
 def start(
@@ -162,15 +170,16 @@ def start(
     with campaigns.stopped_by_signals(objects):
         with caller.during(campaigns.CHECK):
             prepared = _prepared(layers, options, caller, objects)
+            _check_partitions(prepared, objects)
             if caller.shown:
                 with preserved():
                     caller.tell(cost.measure(prepared).sentences())
         # The cluster is checked before a folder is made.
-        with (
-            cluster(prepared.resources) as driver,
-            closing(campaigns.addressed(prepare.create(prepared, command), caller)) as folder,
-        ):
-            return _carry_out(driver, folder, prepared, caller, _store_named_by(prepared))
+        with ExitStack() as stack:
+            driver = stack.enter_context(cluster(prepared.resources))
+            folder = campaigns.addressed(prepare.create(prepared, command), caller)
+            stack.enter_context(closing(folder))
+            return _carry_out(folder, prepared, caller, _store_named_by(prepared), objects, driver)
 
 
 def plan(layers: dict[str, list[Layer]], options: dict[str, Any], caller: Caller) -> "StudyCost":
@@ -231,7 +240,7 @@ def carry_on(
     """
     fork_server.prepare()
     require_ray_tune()
-    from flbench.tuning import prepare, run, study_page
+    from flbench.tuning import prepare, run
     from flbench.tuning.study import StudyFolder
     from flbench.workers.ray_resources import cluster
     from flbench.workers.shipping import pack
@@ -244,12 +253,9 @@ def carry_on(
         prepared = replace(prepared, parcel=pack(objects, prepared.configs))
         run.begin_again(folder)
         if run.is_over(folder, prepared):
-            # The process may have been killed before it wrote the report.
-            study_page.write(folder.path)
-            caller.tell([f"{path} is finished: there is nothing to resume."])
-            return StudyEnding(folder.path, [])
+            return _carry_out(folder, prepared, caller, "folder", objects)
         with cluster(prepared.resources) as driver:
-            return _carry_out(driver, folder, prepared, caller, "folder")
+            return _carry_out(folder, prepared, caller, "folder", objects, driver)
 
 
 def failure(ending: StudyEnding) -> str | None:
@@ -259,6 +265,8 @@ def failure(ending: StudyEnding) -> str | None:
     """
     path = ending.path
     reason = search_failure(study_folder.read(path))
+    if reason is None and ending.lost:
+        reason = f"all cells of {', '.join(ending.lost)} failed."
     again = f"\nResume with: {ending.resume}" if ending.resume else ""
     return reason and f"{path}: {reason} All reasons are in {path / 'study.md'}.{again}"
 
@@ -269,34 +277,105 @@ def _store_named_by(prepared: "PreparedStudy") -> NamedBy:
 
 
 def _carry_out(
-    driver: "RayDriver",
     folder: "StudyFolder",
     prepared: "PreparedStudy",
     caller: Caller,
     named_by: NamedBy,
+    objects: Mapping[str, Any],
+    driver: "RayDriver | None" = None,
 ) -> StudyEnding:
-    """Train what is left of a study and write its report."""
+    """Train what is left of a study: trials of its search, then the cells of its winners.
+
+    Args:
+        folder: The study folder, locked by this process.
+        prepared: The study.
+        caller: Who gets progress and notes.
+        named_by: Who names the address of MLflow's store.
+        objects: Objects of the user, by the section of the configuration that they stand for.
+        driver: Driver of the cluster for the search; None if its trials have ended.
+    """
     from flbench.tuning import run, study_page
 
-    request = prepared.request
-    report = partial(study_page.write, folder.path)
-    finals = (
-        "; then final trainings of the default and the best parameters with"
-        f" {request.seeds} seed{'' if request.seeds == 1 else 's'}"
-        f"{', each on another partition' if prepared.partitions else ''}"
-    )
-    caller.tell(
-        [
-            f"{folder.path}: {request.trials} trials of {prepared.settings.rounds} rounds for each"
-            f" of {', '.join(request.methods)}, {prepared.resources.concurrent} at once"
-            f"{finals if request.seeds else ''}."
-        ]
-    )
+    def report() -> None:
+        study_page.write(studies.report_of(path))
+
+    request, path = prepared.request, folder.path
+    failures: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
     with campaigns.mirrored(folder, prepared.config, caller, named_by, report) as mirrors:
-        run.carry_out(driver, folder, prepared, shown=caller.shown)
+        if driver is not None:
+            caller.tell(
+                [
+                    f"{path}: {request.trials} trials of {prepared.settings.rounds} rounds for each"
+                    f" of {', '.join(request.methods)}, {prepared.resources.concurrent} at once."
+                ]
+            )
+            run.carry_out(driver, folder, prepared, shown=caller.shown)
+            driver.close()
+        won = winners.winners_of(study_folder.read(path))
+        if design := _design(prepared, won):
+            found = _train(design, folder, prepared, caller, named_by, objects)
+            failures, lost = found.failures, found.lost
+        elif driver is None:
+            caller.tell([FINISHED.format(path)])
     with caller.during(campaigns.MLFLOW):
         notes = mirrors.finish()
-    return StudyEnding(folder.path, notes, run.how_to_resume(folder, prepared))
+    again = folder.resume_command if failures else run.how_to_resume(folder, prepared)
+    return StudyEnding(path, [*failures, *notes], again, lost)
+
+
+def _design(prepared: "PreparedStudy", params: Mapping[str, winners.Params]) -> Design | None:
+    """Return the comparison of the methods of a study with parameters by label."""
+    address = prepared.resources.address
+    cluster = {} if address is None else {"engine.address": address}
+    layers = {
+        method: merge(
+            [Layer(config.tree(), prepared.origins[method]), from_values(cluster, "address")]
+        )
+        for method, config in prepared.configs.items()
+    }
+    return winners.design_of(layers, params, prepared.request.seeds, prepared.request.vary)
+
+
+def _samples(
+    design: Design, prepared: "PreparedStudy", objects: Mapping[str, Any]
+) -> LoadedSamples:
+    """Return the samples of the cells, which share the data set of the search."""
+    own = {name: value for name, value in objects.items() if name != "data"}
+    samples = LoadedSamples(own, {"": objects["data"]} if "data" in objects else {})
+    samples.keep(design.cells()[0], prepared.federation.dataset)
+    return samples
+
+
+def _check_partitions(prepared: "PreparedStudy", objects: Mapping[str, Any]) -> None:
+    """Raise a UserError if the partition of a cell cannot be made, before the search begins."""
+    if design := _design(prepared, {name: {name: {}} for name in prepared.configs}):
+        samples = _samples(design, prepared, objects)
+        for cell in design.altered(methods=design.methods[:1]).cells():
+            samples.federation(cell)
+
+
+def _train(
+    design: Design,
+    folder: "StudyFolder",
+    prepared: "PreparedStudy",
+    caller: Caller,
+    named_by: NamedBy,
+    objects: Mapping[str, Any],
+) -> campaigns.Ending:
+    """Train what is left of the cells of a study."""
+    resources, samples = prepared.resources, _samples(design, prepared, objects)
+    if resources.engine.name == "ray":  # each cell starts workers of its own
+        made = campaigns.prepared(design, samples, None, caller, named_by)
+    else:
+        made = campaigns.prepared(design, samples, resources.concurrent, caller, named_by)
+        made = replace(made, resources=replace(resources, kind=CELL))
+    cells, header = ComparisonFolder(folder.path, folder.resume_command), folder.description()
+    comparing.check_existing(made, cells)
+    if all(map(cells.is_done, made.cells)):
+        caller.tell([FINISHED.format(folder.path)])
+    cells.save(design, made.cells, **{key: header[key] for key in ("id", "created", "command")})
+    return campaigns.train(cells, made, caller, write=lambda comparison: None)
 
 
 def _layers_of(

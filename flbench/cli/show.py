@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flbench.cli import console
 from flbench.cli.tables import runs as run_tables
@@ -13,6 +13,9 @@ from flbench.comparison.archive import Unpacked, is_archive
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
 from flbench.results.differences import differences
+
+if TYPE_CHECKING:
+    from flbench.api.studies import Study
 
 
 def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = False) -> None:
@@ -23,11 +26,13 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
         picture: File for the curves of all runs; None to draw nothing.
         as_json: Whether to print JSON instead of the tables: `runs`, with the content of
             summary.json and, as `settings`, the values (as text) of the keys in which they differ;
-            and `studies`, with trials, results of final trainings, and verdicts.
+            and `studies`, with trials, and the comparison of their cells.
 
     Raises:
         UserError: Some folders cannot be read. The others are shown before that.
     """
+    from flbench.api.studies import Study
+
     if picture is not None:
         from flbench.reports import figures
 
@@ -43,8 +48,7 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
                     f"{path} is not a run folder: it has no config.yaml, nor has a folder below it."
                 )
             elif study_folder.is_study(path):
-                study = study_folder.read(path, lenient=True)
-                studies.append((path, _named(study, names)))
+                studies.append((Study(path), names.get(path, path)))
             else:
                 runs.append(_named(reading.read(path), names))
         except UserError as error:
@@ -52,8 +56,8 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
     if as_json:
         console.json({"runs": _runs(runs), "studies": [_study(*pair) for pair in studies]})
     else:
-        for _, study in studies:
-            study_tables.print_study(study)
+        for study, shown in studies:
+            study_tables.print_study(study.report, shown)
         if runs:
             run_tables.print_runs(runs)
     if runs and picture is not None:
@@ -91,17 +95,14 @@ def _runs(runs: Sequence[reading.StoredRun]) -> list[dict[str, Any]]:
 
 
 def _named(found: Any, names: Mapping[Path, Path]) -> Any:
-    """Return a run or a study of an archive with the name that its folder has for users."""
+    """Return a run of an archive with the name that its folder has for users."""
     return replace(found, path=names[found.path]) if found.path in names else found
 
 
-def _study(path: Path, study: study_folder.StoredStudy) -> dict[str, Any]:
-    """Return what `--json` prints of a study, whose folder may be that of an unpacked archive."""
-    from flbench.api.studies import Study
-
-    read = Study(path)
-    tables = {"trials": read.trials, "results": read.finals, "verdicts": read.verdicts}
+def _study(study: "Study", shown: Path) -> dict[str, Any]:
+    """Return what `--json` prints of a study."""
     return {
-        "path": str(study.path),
-        **{name: json.loads(table.to_json(orient="records")) for name, table in tables.items()},
+        "path": str(shown),
+        "trials": json.loads(study.trials.to_json(orient="records")),
+        "comparison": study.comparison.tree() if study.report.analysis is not None else None,
     }

@@ -106,10 +106,9 @@ def pack(paths: Sequence[Path], file: Path) -> int:
 
 
 def _trainings(study: Path) -> list[Path]:
-    """Return the folders of the trials and the final trainings of a study."""
-    kinds = ("trials", "finals")
-    found = [file.parent for kind in kinds for file in study.glob(f"{kind}/*/*/trial.json")]
-    return sorted(found)
+    """Return the folders of the trials and of the finished cells of a study."""
+    trials = (file.parent for file in study.glob("trials/*/*/trial.json"))
+    return [*sorted(trials), *sorted(filter(is_finished, study.glob("cells/*")))]
 
 
 def _compressed(members: dict[str, Path]) -> bytes:

@@ -10,6 +10,7 @@ from flbench.comparison.folder import (
     MARKER,
     TUNING,
     is_cell,
+    is_comparison,
     read_cells,
 )
 from flbench.core.documents import as_data_error, read_json
@@ -19,7 +20,6 @@ from flbench.jobs.folder import read_failures
 from flbench.results import folders, reading, study_folder
 from flbench.results.left_out import LeftOut
 from flbench.results.reading import StoredRun
-from flbench.results.study_folder import StoredStudy
 
 MOST_SENTENCES: Final = 20  # of a comparison about its parameters
 
@@ -50,11 +50,11 @@ class Collection:
 def collect(paths: Sequence[Path]) -> Collection:
     """Read the runs at or below folders.
 
-    Of a study, the final trainings are taken: `METHOD` has the default hyper-parameters, and
-    `METHOD tuned` the tuned ones if they differ. A study without any is left out if there are other
-    runs. Methods of one comparison have the labels of its design. Beside other runs they keep those
-    that somebody chose, those with the parameters of a study are `METHOD tuned`, and the others are
-    named by the keys in which their runs differ.
+    Of a study, the cells are taken: `METHOD` has the default hyper-parameters, and `METHOD tuned`
+    the tuned ones if they differ. A study without any is left out if there are other runs. Methods
+    of one comparison have the labels of its design. Beside other runs they keep those that somebody
+    chose, those with the parameters of a study are `METHOD tuned`, and the others are named by the
+    keys in which their runs differ.
 
     What cannot be compared is left out, and a note says why: a run, a study or an archive that is
     damaged, a run without classes, and a path without a run below it.
@@ -88,15 +88,15 @@ def collect(paths: Sequence[Path]) -> Collection:
     for path in [*others, *list(names)]:
         with left_out.catching(path, names.get(path)):
             if study_folder.is_study(path):
-                study = study_folder.read(path, lenient=True)
-                notes += study.left_out
-                finals = _finals(study, runs, left_out)
-                if not finals:
-                    raise UserError(_without_finals(names.get(path, str(path))))
+                notes += study_folder.read(path, lenient=True).left_out
+                begun = _cells(path)
+                if not begun:
+                    raise UserError(_without_cells(names.get(path, str(path))))
                 if path in names:
-                    names |= {one: f"{names[path]}/{one.relative_to(path)}" for one in finals}
-                labels |= finals
-                notes.append(_about_study(study))
+                    names |= {one: f"{names[path]}/{one.relative_to(path)}" for one in begun}
+                for one in begun:
+                    with left_out.catching(one, names.get(one)):
+                        runs.append(_checked(reading.read(one)))
             elif folders.is_one(path):
                 runs.append(_checked(reading.read(path)))
             else:
@@ -149,33 +149,15 @@ def _failed(comparison: Path) -> list[str]:
     return found[:MOST_SENTENCES]
 
 
-def _about_study(study: StoredStudy) -> str:
-    """Return how the report of a study's final trainings differs from the study's own page."""
-    header = study.header
-    finals = [run for _, _, run in study.finished_finals()]
-    is_one = len({run.summary.get("partition_hash") for run in finals}) == 1
-    shared = f"The final trainings of {study.path.name} share one partition. " if is_one else ""
-    return (
-        f"{shared}The page of the study {study.path.name} compares {header.metric} of the"
-        f" deployment `{header.deployment}`, and tests the gain of each method and the pairs of"
-        " tuned methods; this report compares the deployed personal models, and corrects for all"
-        " pairs of its methods."
-    )
-
-
-def _without_finals(study: str) -> str:
+def _without_cells(study: str) -> str:
     """Return what the user is told about a study that has no runs to compare."""
     return (
-        f"{study} has no finished final training, so there is nothing to compare. `flbench show`"
-        " prints its trials. Resume the study, or give it final trainings: flbench tune --seeds 5."
+        f"{study} has no finished cell, so there is nothing to compare. `flbench show` prints its"
+        " trials. Resume the study, or give it repetitions: flbench tune --seeds 5."
     )
 
 
-def _finals(study: StoredStudy, runs: list[StoredRun], left_out: LeftOut) -> dict[Path, str]:
-    """Add the finished final trainings of a study to the runs, and return their labels."""
-    labels = {}
-    for label, _, run in study.finished_finals():
-        with left_out.catching(run.path):
-            runs.append(_checked(run))
-            labels[run.path] = label
-    return labels
+def _cells(study: Path) -> list[Path]:
+    """Return the folders of the cells of a study that have begun, in the order of its plan."""
+    cells = read_cells(study) if is_comparison(study) else []
+    return [path for one in cells if folders.is_one(path := study / "cells" / one.name)]

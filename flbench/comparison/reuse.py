@@ -118,7 +118,7 @@ def _run_folders(paths: Sequence[Path]) -> Iterator[Path]:
         runs = []
         for one in folders.find([path]):
             is_study = study_folder.is_study(one)
-            some = sorted(one.glob("finals/*/*")) if is_study else [one]
+            some = sorted(one.glob("cells/*")) if is_study else [one]
             runs += [run for run in some if (run / "config.yaml").is_file()]
         if not runs:
             raise UserError(f"{path} has no run below it.")

@@ -56,6 +56,10 @@ class LoadedSamples:
                 )
         return self._federations[key].reseeded(job.config.seed)
 
+    def keep(self, job: Job, dataset: Dataset) -> None:
+        """Note the data set of a job, which has been loaded for something else."""
+        self._datasets[_key(job, "data")] = dataset
+
     def partition(self, job: Job) -> PartitionFiles:
         """Return the content of partition.npz and of partition.json of a job's run folder."""
         found, asked = self.federation(job), job.config.partition

@@ -325,8 +325,6 @@ class _Campaign:
         if is_comparison(folder):
             self._about, self._failures = read_json(folder / MARKER), read_failures(folder)
             self._cells = [(one, folder / "cells" / one.name) for one in read_cells(folder)]
-        elif self._study:
-            self._cells = [*self._finals()]
         self._key = key_of(folder)
         with as_data_error(marker):
             about = {"created": self._study.created} if self._study else self._about
@@ -334,20 +332,6 @@ class _Campaign:
         self._metric = self._study.metric if self._study else ""
         self._deployment = self._study.deployment if self._study else PERSONAL
         self._places = len({cell.place for cell, _ in self._cells})
-
-    def _finals(self) -> Iterator[tuple[CellEntry, Path]]:
-        """Yield the final trainings of a study."""
-        header, failures = study_folder.read_header(self._folder), {}
-        for file in sorted(self._folder.glob("finals/*/*/trial.json")):
-            with self._kept.keep():
-                one, folder = study_folder.read_trial(file), file.parent
-                label = f"{one.method} tuned" if one.variant == "tuned" else one.method
-                place = header.dataset, header.scheme
-                name = f"{one.method}-{folder.name}"
-                yield CellEntry(name, label, place[0], one.seed - header.seed - 1, *place), folder
-                if one.state in ("failed", "diverged"):
-                    failures[name] = str(one.reason)
-        self._failures = failures
 
     def tree(self) -> Tree:
         """Return the nodes of the folder."""

@@ -183,7 +183,7 @@ def measure(prepared: PreparedStudy) -> StudyCost:
         memory=found.memory,
         engine=prepared.resources.engine.name,
         varying=tuple(sorted(key for key in varying if key.endswith(SHARES))),
-        vary=request.vary if prepared.partitions else "training",
+        vary=request.vary,
     )
 
 

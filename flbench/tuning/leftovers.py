@@ -20,8 +20,7 @@ def remove_checkpoints(study: Path, records: Iterable[Record]) -> None:
     """
     by_method: dict[str, list[Record]] = {}
     for record in records:
-        if record["kind"] == "search":
-            by_method.setdefault(record["method"], []).append(record)
+        by_method.setdefault(record["method"], []).append(record)
     for of_method in by_method.values():
         best = winner(of_method)
         for record in of_method:

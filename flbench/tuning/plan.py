@@ -21,18 +21,13 @@ class Budget:
 
     Attributes:
         trials: Number of trials of the search, with the default trial.
-        seeds: Number of final trainings of the default parameters, and of the tuned parameters.
-        seed: Seed of the search. Final trainings use the seeds that follow it.
+        seed: Seed of the search.
         concurrent: Number of trials that a sampler proposes at once if it uses the history.
-        partition_seed: Seed of the partition of the search, if final trainings have the partitions
-            of the seeds that follow it; None if they have that of the search.
     """
 
     trials: int
-    seeds: int
     seed: int
     concurrent: int
-    partition_seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,9 +61,7 @@ class SearchSettings:
 
 
 class StudyPlan:
-    """The jobs of a study in their order: first the trials, then the final trainings.
-
-    Final trainings with default parameters may begin while the last trials are trained.
+    """The trials of a study in their order.
 
     Args:
         samplers: Sampler of each method, which proposes its parameters.
@@ -108,14 +101,8 @@ class StudyPlan:
         """Whether every job that passes the filter has ended, including jobs not proposed yet."""
         done = {_name(record) for record in self.ended()}
         for method in self._samplers:
-            ahead = []
-            if len(self._proposals(method)) < self._budget.trials:
-                ahead.append(
-                    TrainingJob(method, "search", self._budget.trials, self._budget.seed, {})
-                )
-            if not self._searched(method):
-                ahead.append(TrainingJob(method, "final", 0, self._budget.seed + 1, {}, "tuned"))
-            if any(wanted(job) for job in ahead):
+            ahead = TrainingJob(method, self._budget.trials, self._budget.seed, {})
+            if len(self._proposals(method)) < self._budget.trials and wanted(ahead):
                 return False
         return all(job.name in done for job in self._ready() if wanted(job))
 
@@ -127,9 +114,7 @@ class StudyPlan:
         """Yield the jobs that may have begun by now, in order."""
         for method in self._samplers:
             for index, params in enumerate(self._proposals(method)):
-                yield TrainingJob(method, "search", index, self._budget.seed, params)
-        for method in self._samplers:
-            yield from self._finals(method)
+                yield TrainingJob(method, index, self._budget.seed, params)
 
     def _proposals(self, method: str) -> list[dict[str, Any]]:
         """Return the proposals so far, after asking the sampler for those that it can make now."""
@@ -154,55 +139,17 @@ class StudyPlan:
             history.append(Observation(*values))
         return history
 
-    def _finals(self, method: str) -> Iterable[TrainingJob]:
-        """Yield the final trainings of a method that may begin by now.
-
-        Those with default parameters need the default trial alone. They begin when the trials of
-        all methods have begun, so that no worker is idle while the last ones are trained. Those
-        with the winner's parameters begin when the method's search has ended.
-        """
-        records = self._of(method)
-        won = winner(records) if self._searched(method) else None
-        is_early = self._all_proposed() and any(map(_is_finished_default, records))
-        if won is None and not is_early:
-            return
-        default, first = self._proposals(method)[0], self._budget.partition_seed
-        for k in range(1, self._budget.seeds + 1):
-            seed, partition = self._budget.seed + k, None if first is None else first + k
-            yield TrainingJob(method, "final", 0, seed, default, "default", partition)
-            # If the default trial won, its final trainings are the tuned ones too.
-            if won is not None and won.index:
-                yield TrainingJob(method, "final", won.index, seed, won.params, "tuned", partition)
-
-    def _all_proposed(self) -> bool:
-        """Whether the trials of all searches are known; a sampler may wait for results."""
-        return all(len(self._proposals(method)) == self._budget.trials for method in self._samplers)
-
-    def _searched(self, method: str) -> bool:
-        """Whether all trials of a method's search have ended."""
-        return len(self._of(method)) == self._budget.trials
-
     def _of(self, method: str) -> list[Record]:
         """Return the records of a method's ended search trials, in order of their index."""
-        records = [
-            record
-            for record in self.ended()
-            if record["method"] == method and record["kind"] == "search"
-        ]
+        records = [record for record in self.ended() if record["method"] == method]
         return sorted(records, key=lambda record: int(record["index"]))
 
 
 def winner(records: Sequence[Record]) -> Trial | None:
-    """Return the trial whose parameters the final trainings use; see `best_trial`."""
+    """Return the best of the trials that have these records; see `best_trial`."""
     names = [field.name for field in fields(Trial)]
     known: list[dict[str, Any]] = [{name: item.get(name) for name in names} for item in records]
     return best_trial([Trial(**item) for item in known])
-
-
-def _is_finished_default(record: Record) -> bool:
-    """Return whether a trial of a search has trained the default parameters to the end."""
-    is_scored = record["score"] is not None
-    return bool(record["index"] == 0 and record["state"] == "finished" and is_scored)
 
 
 def _name(record: Record) -> str:

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,7 @@ from flbench.experiment import assembly, own_metrics, provenance
 from flbench.experiment.engines import on_this_machine, with_device
 from flbench.metrics import names as metric_names
 from flbench.metrics.classes import rare_classes
-from flbench.results.study_folder import PERSONAL
-from flbench.tuning import deployments, final_partitions, fitting, library
-from flbench.tuning.final_partitions import Partitions
+from flbench.tuning import deployments, fitting, library
 from flbench.tuning.plan import Budget, SearchSettings
 from flbench.tuning.reading import parse
 from flbench.tuning.request import (
@@ -51,8 +49,6 @@ KEPT = (
     *("trials", "search", "scheduler", "metric", "deployment"),
     *("seeds", "vary", "gpus", "retries", "address"),
 )
-EARLIER: Final = {"deployment": PERSONAL, "vary": "training"}
-"""What a study of an earlier version has, which wrote no entry for it."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +61,6 @@ class PreparedStudy:
         origins: Origins of the configuration's values, by method and dotted key.
         spaces: Search space of each method.
         federation: Partitioned data set that all trials share.
-        partitions: Partitioned data sets of the final trainings by the seed of the partition. None
-            if they share that of the trials.
         resources: Resources that the study may use.
         notes: Notes for the user.
         parcel: Objects of the user that the configurations name.
@@ -77,7 +71,6 @@ class PreparedStudy:
     origins: dict[str, dict[str, str]]
     spaces: dict[str, Space]
     federation: Federation
-    partitions: Partitions
     resources: Resources
     notes: tuple[str, ...] = ()
     parcel: Parcel = NOTHING
@@ -89,26 +82,11 @@ class PreparedStudy:
         """
         return next(iter(self.configs.values()))
 
-    def federations(self) -> list[Federation]:
-        """Return the partitioned data sets of the trials and of the final trainings."""
-        return [self.federation, *self.partitions.values()]
-
-    def with_federations(self, found: Sequence[Federation]) -> "PreparedStudy":
-        """Return the study with other data sets; see `federations`."""
-        partitions = dict(zip(self.partitions, found[1:], strict=True))
-        return replace(self, federation=found[0], partitions=partitions)
-
     @property
     def budget(self) -> Budget:
         """Budget of each method."""
         asked = self.request
-        return Budget(
-            asked.trials,
-            asked.seeds,
-            self.config.seed,
-            asked.batch or self.resources.concurrent,
-            self.config.partition_seed if self.partitions else None,
-        )
+        return Budget(asked.trials, self.config.seed, asked.batch or self.resources.concurrent)
 
     @property
     def settings(self) -> SearchSettings:
@@ -194,20 +172,12 @@ def prepare(
         configs[method], found_notes = complete(mine, federation, resources, request.deployment)
         notes += found_notes
     origins = {method: places for method, (_, places) in resolved.items()}
-    complete_config = configs[request.methods[0]]
-    partitions = final_partitions.make(complete_config, federation, request.vary, request.seeds)
-    if request.seeds and request.vary == "both" and not partitions:
-        notes.append(
-            f"partition.scheme={config.partition.scheme} makes the same partition for every seed,"
-            " so only the training varies between final trainings."
-        )
     prepared = PreparedStudy(
         request,
         configs,
         origins,
         spaces,
         federation,
-        partitions,
         resources,
         tuple(dict.fromkeys(notes)),
         parcel,
@@ -325,7 +295,6 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     )
     folder.write("partition.npz", packed)
     folder.write("partition.json", description)
-    final_partitions.write(folder, prepared.config, prepared.partitions)
     # study.json is written last: a folder with this file can be resumed.
     printed = [redact(argument) for argument in command]
     header = {"id": folder.path.name, "command": printed, **described}
@@ -353,7 +322,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
     """
     header = folder.description()
     try:
-        asked = EARLIER | header["request"]
+        asked = header["request"]
         kept = {key: asked[key] for key in (*KEPT, "batch")}
         kept["concurrent"] = kept["batch"]  # the number of concurrent trials does not change
         request = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **(kept | changed))
@@ -384,10 +353,6 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
         )
     cure = "Restore the old files, or start a new study."
     partition_files.check_unchanged(folder.path, federation.partition, federation.dataset, cure)
-    partitions = final_partitions.make(
-        configs[request.methods[0]], federation, request.vary, request.seeds
-    )
-    final_partitions.check_unchanged(folder, partitions, cure)
     for config in configs.values():
         if _has_own_parts(config):
             # Compares the hashes here: in a trial, a difference would count as its failure.
@@ -399,7 +364,6 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
         {method: places for method, (_, places) in resolved.items()},
         spaces,
         federation,
-        partitions,
         resources_of(request, configs[request.methods[0]].engine),
         parcel=parcel,
     )
@@ -435,7 +399,7 @@ def _described(prepared: PreparedStudy) -> Record:
         "validation": _validation_samples(prepared.federation, config, request.metric),
         **{key: asked[key] for key in ("metric", "deployment", "search", "scheduler")},
         **{key: asked[key] for key in ("trials", "seeds")},
-        "vary": request.vary if prepared.partitions else "training",
+        "vary": request.vary,
         "rounds": config.train.rounds,
         "git_revision": provenance.git_revision(),
         "request": asked | {"batch": prepared.budget.concurrent},

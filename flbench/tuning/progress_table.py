@@ -21,7 +21,6 @@ class ProgressTable(LiveProgress):
         methods: Names of the methods, in the order of the table.
         metric: Metric that scores the trials.
         trials: Number of trials of each method's search.
-        finals: Number of final trainings of each method, the default and the tuned ones together.
         rounds: Number of rounds of a complete trial.
         console: Console to print to; standard error by default.
 
@@ -36,7 +35,6 @@ class ProgressTable(LiveProgress):
         methods: tuple[str, ...],
         metric: str,
         trials: int,
-        finals: int,
         rounds: int,
         console: Console | None = None,
     ) -> None:
@@ -45,7 +43,7 @@ class ProgressTable(LiveProgress):
         self.running: dict[str, int] = {}
         self.interrupted: dict[str, int] = {}
         self._methods, self._metric, self._rounds = methods, metric, rounds
-        self._trials, self._finals = trials, finals
+        self._trials = trials
         self._before = 0  # rounds that had been done before the first report of a trial
 
     def add_ended(self, records: Iterable[Record]) -> None:
@@ -83,10 +81,10 @@ class ProgressTable(LiveProgress):
         done = self._done()
         rounds = f"{done} of about {done + self._to_do()} rounds, {self._left()}"
         table = Table(title=rounds, title_justify="left", box=None, pad_edge=False)
-        for name in ("method", "trials", "running", *ENDS[1:], f"best {self._metric}", "finals"):
+        for name in ("method", "trials", "running", *ENDS[1:], f"best {self._metric}"):
             table.add_column(name, justify="left" if name == "method" else "right")
         for method in self._methods:
-            search = self._of(method, "search")
+            search = self._of(method)
             states = Counter(record["state"] for record in search)
             running = [
                 f"{name.rpartition('/')[2]}: {done}"
@@ -99,7 +97,6 @@ class ProgressTable(LiveProgress):
                 ", ".join(running),
                 *(str(states[state] or "") for state in ENDS[1:]),
                 self._best(method),
-                f"{len(self._of(method, 'final'))}/{self._finals_of(method)}",
             )
         return table
 
@@ -108,15 +105,9 @@ class ProgressTable(LiveProgress):
         score = record.get("score")
         found = f"validation {self._metric} {score:.4f}" if score is not None else "no score"
         why = f" ({record['reason']})" if record["state"] in ("failed", "diverged") else ""
-        kind = "trials" if job.kind == "search" else "final trainings"
-        over = sum(len(self._of(method, job.kind)) for method in self._methods)
-        planned = sum(
-            self._trials if job.kind == "search" else self._finals_of(method)
-            for method in self._methods
-        )
         self.print(
             f"{job.name}  {record['state']}{why}  {found}  round {record.get('round', 0)}  "
-            f" {over}/{planned} {kind}"
+            f" {len(self.ended)}/{self._trials * len(self._methods)} trials"
             f"  best {self._best(job.method)}  {self._left()}"
         )
 
@@ -127,29 +118,11 @@ class ProgressTable(LiveProgress):
         begin = f"{done} of about {done + self._to_do()} rounds"
         return "  ".join(filter(None, (begin, listed(running, NAMED), self._left())))
 
-    def _of(self, method: str, kind: str) -> list[Record]:
-        return [
-            record
-            for record in list(self.ended.values())
-            if record["method"] == method and record["kind"] == kind
-        ]
-
-    def _finals_of(self, method: str) -> int:
-        """Return the number of final trainings of a method.
-
-        After a search that the default trial has won, the tuned ones would be the default ones
-        again; after one without a score there are none.
-        """
-        search = self._of(method, "search")
-        if len(search) < self._trials:
-            return self._finals
-        won = winner(search)
-        if won is None:
-            return 0
-        return self._finals if won.index else self._finals // 2
+    def _of(self, method: str) -> list[Record]:
+        return [one for one in list(self.ended.values()) if one["method"] == method]
 
     def _best(self, method: str) -> str:
-        won = winner(self._of(method, "search"))
+        won = winner(self._of(method))
         return "-" if won is None else f"{won.score:.4f}"
 
     def _done(self) -> int:
@@ -162,33 +135,17 @@ class ProgressTable(LiveProgress):
     def _to_do(self) -> int:
         """Return the estimated number of rounds that are still to be trained.
 
-        Trials of the search are expected to last as long as those that have ended, because the
-        scheduler stops some of them early; final trainings last all rounds.
+        Trials are expected to last as long as those that have ended, because the scheduler stops
+        some of them early.
         """
         ended = list(self.ended.values())
-        lasted = [
-            record.get("round", 0)
-            for record in ended
-            if record["kind"] == "search" and record["state"] != "failed"
-        ]
+        lasted = [record.get("round", 0) for record in ended if record["state"] != "failed"]
         expected = round(fmean(lasted)) if lasted else self._rounds
         begun = self.interrupted | dict(self.running)
-        rest = 0
-        finals = sum(self._finals_of(method) for method in self._methods)
-        for kind, planned, length in (
-            ("search", len(self._methods) * self._trials, expected),
-            ("final", finals, self._rounds),
-        ):
-            done = [
-                count
-                for name, count in begun.items()
-                if name not in self.ended and (name.split("/")[0] == "finals") == (kind == "final")
-            ]
-            over = sum(record["kind"] == kind for record in ended)
-            waiting = max(0, planned - over - len(done))
-            rest += waiting * length
-            rest += sum((length if count < length else self._rounds) - count for count in done)
-        return rest
+        done = [count for name, count in begun.items() if name not in self.ended]
+        waiting = max(0, len(self._methods) * self._trials - len(ended) - len(done))
+        rest = sum((expected if count < expected else self._rounds) - count for count in done)
+        return waiting * expected + rest
 
     def _left(self) -> str:
         """Return the estimated time left, as text."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from flbench.analysis import answer, arrangement
+from flbench.analysis import answer
 from flbench.analysis.statistics import CLAIM_FROM
-from flbench.analysis.tables import Analysis, analyse
+from flbench.analysis.tables import Analysis
 from flbench.results.study_folder import DIGITS, PERSONAL, StoredStudy
 from flbench.tuning.importance import Importance, importance
 from flbench.tuning.reading import parameters
@@ -20,6 +20,7 @@ GAINS = {
     "no significant difference": "tuning made no significant difference for {}",
     "no claim": "there is no claim about tuning for {}",
 }
+OPPOSITE = {"better": "worse", "worse": "better"}
 """What the test of the tuned against the default parameters says, by its verdict."""
 
 
@@ -29,18 +30,14 @@ class StudyReport:
 
     Attributes:
         study: The study, as read from its folder.
+        analysis: Comparison of its cells, in which `METHOD tuned` has the tuned parameters. None
+            while none of them is finished.
+        why_not: Why the cells, if there are any, cannot be compared.
     """
 
     study: StoredStudy
-
-    @cached_property
-    def analysis(self) -> Analysis | None:
-        """Comparison of the final trainings, in which `METHOD tuned` has the tuned parameters.
-
-        None while there are none.
-        """
-        comparison = arrangement.of_study(self.study)
-        return None if comparison is None else analyse(comparison)
+    analysis: Analysis | None = None
+    why_not: str | None = None
 
     @cached_property
     def answer(self) -> tuple[str, ...]:
@@ -48,11 +45,14 @@ class StudyReport:
         if self.analysis is None:
             return ()
         said: dict[str, list[str]] = {text: [] for text in GAINS.values()}
-        rows = self.analysis.pairs[["first", "second", "verdict"]]
-        for first, second, verdict in rows.itertuples(index=False):
-            if first == f"{second} tuned":
-                said[GAINS[verdict]].append(second)
-        kept = [name for name in self.study.methods if self.study.default_has_won(name)]
+        pairs = self.analysis.pairs
+        rows = pairs[pairs["metric"] == self.analysis.comparison.metric]
+        for first, second, verdict in rows[["first", "second", "verdict"]].itertuples(index=False):
+            method = min(first, second)
+            if max(first, second) == f"{method} tuned":  # the verdict is about the first one
+                found = OPPOSITE.get(verdict, verdict) if first == method else verdict
+                said[GAINS[found]].append(method)
+        kept = [name for name in self.study.methods if self._kept_defaults(name)]
         said["no trial was better than the default parameters of {}"] = kept
         parts = [text.format(answer.listing(names)) for text, names in said.items() if names]
         comparison = self.analysis.comparison
@@ -60,6 +60,11 @@ class StudyReport:
         gains = f"{': '.join(filter(None, [population, '; '.join(parts)]))}."
         gains = gains[:1].upper() + gains[1:]
         return (*([gains] if parts else []), *self.analysis.answer)
+
+    def _kept_defaults(self, method: str) -> bool:
+        """Return whether the default parameters of a method have won its search."""
+        won = self.study.winner(method)
+        return self.study.is_searched and won is not None and won.index == 0
 
     @cached_property
     def axes(self) -> Mapping[str, list[Parameter]]:
@@ -166,24 +171,10 @@ class StudyReport:
         elif seeds < CLAIM_FROM:
             notes.append("Two seeds: too few for an interval, and no difference is claimed.")
         for method in study.methods:
-            notes += [*self._stale(method), *self._undecided(method)]
+            notes += self._undecided(method)
         if self.analysis is not None:
             notes += self.analysis.comparison.warnings
-        return notes
-
-    def _stale(self, method: str) -> list[str]:
-        """Return a note if tuned final trainings use another trial than the best one."""
-        won = self.study.winner(method)
-        number = None if won is None else won.index
-        finals = self.study.finals_of(method, "tuned").values()
-        others = sorted({final.trial.of for final in finals} - {number, None}, key=str)
-        if not others:
-            return []
-        numbers = ", ".join(map(str, others))
-        return [
-            f"{method}: trial {number} is the best one, but the final trainings use trial"
-            f" {numbers}."
-        ]
+        return [*notes, self.why_not] if self.why_not else notes
 
     def _undecided(self, method: str) -> list[str]:
         """Return a note if scores do not tell trials apart."""

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stderr
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -27,7 +28,6 @@ from flbench.tuning.ray_tune import Reservations, bundles, quiet
 from flbench.tuning.reported import of_deployment
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.search_space import Space
-from flbench.tuning.shared_federations import SharedFederations
 from flbench.tuning.study import (
     Record,
     StudyFolder,
@@ -38,22 +38,22 @@ from flbench.tuning.study import (
 from flbench.tuning.waits import Waits
 from flbench.tuning.worker import TrialWorker
 from flbench.workers import ray_session
-from flbench.workers.actor_pool import OUT_OF_MEMORY, why_lost
+from flbench.workers.actor_pool import OUT_OF_MEMORY, check_unchanged, digest, why_lost
 from flbench.workers.pool import LostError
 from flbench.workers.portable import portable
 from flbench.workers.ray_driver import RayDriver
 
 
 def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
-    """Whether every training of a study has ended."""
+    """Whether every trial of a study has ended."""
     return StudyPlan(prepared.samplers(), prepared.budget, folder.records()).is_over()
 
 
 def begin_again(folder: StudyFolder) -> None:
-    """Let trainings of a resumed study begin again that have failed because their worker did.
+    """Let trials of a resumed study begin again that have failed because their worker did.
 
-    Trials of the search do so if their method has no winner. Otherwise another trial could win
-    after the final trainings of the winner.
+    They do so if their method has no winner. Otherwise another trial could win after the final
+    trainings of the winner.
     """
     for record in _lost(folder):
         again = {"state": "running", "reason": None, "ended": None, "lost": False}
@@ -82,24 +82,19 @@ def _with_fewer(folder: StudyFolder, prepared: PreparedStudy) -> str:
 
 
 def _lost(folder: StudyFolder) -> list[Record]:
-    """Return the records of the trainings that `begin_again` lets begin again."""
+    """Return the records of the trials that `begin_again` lets begin again."""
     records = list(folder.records())
-    search = [record for record in records if record["kind"] == "search"]
     won = {
-        method: winner([record for record in search if record["method"] == method])
+        method: winner([record for record in records if record["method"] == method])
         for method in {record["method"] for record in records}
     }
-    return [
-        record
-        for record in records
-        if record.get("lost") and (record["kind"] == "final" or won[record["method"]] is None)
-    ]
+    return [one for one in records if one.get("lost") and won[one["method"]] is None]
 
 
 def carry_out(
     driver: RayDriver, folder: StudyFolder, prepared: PreparedStudy, *, shown: bool = True
 ) -> None:
-    """Train the jobs of a study that have not ended, in the process of a driver.
+    """Train the trials of a study that have not ended, in the process of a driver.
 
     Args:
         driver: The driver, which is that of `ray_resources.cluster(prepared.resources)`.
@@ -111,13 +106,10 @@ def carry_out(
         RunError: Ray Tune stopped before the end, trials waited too long for resources, a server
             of Ray was lost, or a trial changed the shared samples.
     """
-    rests, found = prepared.federations(), {}
+    samples = driver.shared(prepared.federation.x.numpy())
+    sent = replace(prepared, federation=prepared.federation.without_samples())
     with ExitStack() as files:
-        for one in rests:
-            if one.x.data_ptr() not in found:  # partitions may share the samples
-                found[one.x.data_ptr()] = driver.shared(one.x.numpy())
-        sent = prepared.with_federations([one.without_samples() for one in rests])
-        given = portable(sent, cloudpickle.dumps), [found[one.x.data_ptr()] for one in rests]
+        given = portable(sent, cloudpickle.dumps), samples
         # The process prints on the standard error of this one, unless a notebook or the program has
         # redirected it: this process then prints the lines of a file.
         is_redirected = sys.stderr is not sys.__stderr__
@@ -138,13 +130,12 @@ def _carried_out(
     path: Path,
     resume: str,
     sent: PreparedStudy,
-    samples: Sequence[NDArray[Any]],
+    samples: NDArray[Any],
     shown: bool,
     lines: str | None,
 ) -> None:
     """Train the jobs of a study, which has been sent to this process without its samples."""
-    rests = zip(sent.federations(), samples, strict=True)
-    prepared = sent.with_federations([rest.with_samples(array) for rest, array in rests])
+    prepared = replace(sent, federation=sent.federation.with_samples(samples))
     with ExitStack() as context:
         context.enter_context(prepared.parcel.opened())
         if lines is not None:
@@ -162,7 +153,6 @@ def train(folder: StudyFolder, prepared: PreparedStudy, *, shown: bool = True) -
         methods=tuple(prepared.spaces),
         metric=of_deployment(settings.metric, settings.deployment),
         trials=prepared.budget.trials,
-        finals=2 * prepared.budget.seeds,
         rounds=settings.rounds,
     )
     progress.console.quiet = not shown
@@ -189,7 +179,8 @@ def _train(
     """
     settings = prepared.settings
     plan = StudyPlan(prepared.samplers(), prepared.budget, records)
-    shared = SharedFederations.put(prepared.federation, prepared.partitions)
+    array = prepared.federation.x.numpy()
+    stored, sha256 = ray.put(array), digest(array)
     trainable = tune.with_resources(
         tune.with_parameters(
             TrialWorker,
@@ -197,8 +188,8 @@ def _train(
             metric=settings.metric,
             deployment=settings.deployment,
             rounds=settings.rounds,
-            samples=shared.references,
-            rests=shared.rests,
+            samples=[stored],
+            rest=prepared.federation.without_samples(),
             parcel=prepared.parcel,
             resume=folder.resume_command,
         ),
@@ -245,7 +236,7 @@ def _train(
         remove_copies(folder.path)
         if not plan.is_over(wanted):
             raise LostError("Ray Tune stopped before the end.")
-    shared.check()
+    check_unchanged(ray.get(stored), sha256)
     return True
 
 
@@ -279,7 +270,7 @@ def _all(job: TrainingJob) -> bool:
 
 
 def _is_of_population(method: str, job: TrainingJob) -> bool:
-    return job.method == method and job.kind == "search" and job.index > 0
+    return job.method == method and job.index > 0
 
 
 def _halving(

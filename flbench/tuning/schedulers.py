@@ -41,7 +41,7 @@ class HalvingByMethod(FIFOScheduler):  # type: ignore[misc]
     """Asynchronous successive halving (ASHA), separately for each method.
 
     If methods shared one instance, trials of one method would be stopped because another method is
-    better. The default trial and the final trainings always run to the end.
+    better. The default trial always runs to the end.
 
     Args:
         jobs: Jobs by Ray Tune's trial id.
@@ -67,15 +67,12 @@ class HalvingByMethod(FIFOScheduler):  # type: ignore[misc]
         self._stopped_before = {
             item.job.name
             for item in seen
-            if item.job.kind == "search"
-            and self._decide(item.job, item.round, item.score) == TrialScheduler.STOP
+            if self._decide(item.job, item.round, item.score) == TrialScheduler.STOP
         }
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Stop a trial that is not among the best third at a rung."""
         job = self._jobs[trial.trial_id]
-        if job.kind == "final":
-            return str(TrialScheduler.CONTINUE)
         decision = self._decide(job, result["round"], result["score"])
         if job.name in self._stopped_before:
             decision = str(TrialScheduler.STOP)

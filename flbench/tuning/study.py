@@ -5,54 +5,40 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.wording import in_shell
 from flbench.jobs.folder import CampaignFolder
-from flbench.results.study_folder import Variant
 
-Kind = Literal["search", "final"]
 Record = dict[str, Any]  # content of a trial.json
-FOLDERS: Final = {"search": "trials", "final": "finals"}
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training that is part of a study: a trial of the search, or a final training.
+    """A trial of the search of a study.
 
     Attributes:
         method: Name of the method.
-        kind: `search` (evaluated on validation parts) or `final` (evaluated on test parts).
-        index: Index of the trial. For a final training, index of the trial whose parameters it
-            uses.
+        index: Number of the trial.
         seed: Seed of the training.
         params: Parameters by dotted key, which override the method's base configuration.
-        variant: For a final training: `default` or `tuned` parameters. None for a trial.
-        partition_seed: Seed of the partition of a final training; None if it has the partition of
-            the search, as each trial has.
     """
 
     method: str
-    kind: Kind
     index: int
     seed: int
     params: Mapping[str, Any]
-    variant: Variant | None = None
-    partition_seed: int | None = None
 
     @property
     def name(self) -> str:
         """Path of the job's folder within the study folder, which is also its id.
 
-        >>> TrainingJob("fedavg", "search", 3, 0, {}).name
+        >>> TrainingJob("fedavg", 3, 0, {}).name
         'trials/fedavg/003'
-        >>> TrainingJob("fedavg", "final", 3, 1, {}, "tuned").name
-        'finals/fedavg/tuned-seed1'
         """
-        last = f"{self.index:03d}" if self.kind == "search" else f"{self.variant}-seed{self.seed}"
-        return f"{FOLDERS[self.kind]}/{self.method}/{last}"
+        return f"trials/{self.method}/{self.index:03d}"
 
     def record(self, rounds: int) -> Record:
         """Return the content of trial.json for a training that begins now.
@@ -66,7 +52,6 @@ class TrainingJob:
         return {
             **asdict(self),
             "params": dict(self.params),
-            "of": self.index if self.kind == "final" else None,
             "state": "running",
             "reason": None,
             "round": 0,
@@ -89,9 +74,7 @@ def job_from_record(record: Record) -> TrainingJob:
     Raises:
         KeyError: The record lacks a field of the job.
     """
-    names = [name for name in TrainingJob.__dataclass_fields__ if name != "partition_seed"]
-    seed = record.get("partition_seed")  # an earlier version has no entry
-    return TrainingJob(**{key: record[key] for key in names}, partition_seed=seed)
+    return TrainingJob(**{key: record[key] for key in TrainingJob.__dataclass_fields__})
 
 
 class StudyFolder(CampaignFolder):
@@ -121,19 +104,8 @@ class StudyFolder(CampaignFolder):
         Raises:
             DataError: A file is damaged.
         """
-        for kind in FOLDERS.values():
-            for file in sorted(self.path.glob(f"{kind}/*/*/trial.json")):
-                yield read_json(file)
-
-
-def partition_folder(study: Path, seed: int | None) -> Path:
-    """Return the folder with partition.npz and partition.json of trainings of a study.
-
-    Args:
-        study: The study folder.
-        seed: Seed of the partition of final trainings; None for the partition of the search.
-    """
-    return study if seed is None else study / "partitions" / f"seed{seed}"
+        for file in sorted(self.path.glob("trials/*/*/trial.json")):
+            yield read_json(file)
 
 
 def read_record(study: Path, job: TrainingJob) -> Record | None:

@@ -18,7 +18,6 @@ from flbench.core import files
 from flbench.core.text import csv_text, in_markdown
 from flbench.reports import figures
 from flbench.reports import tables as forms
-from flbench.results import study_folder
 from flbench.tuning import study_figures, tables
 from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
@@ -30,16 +29,15 @@ PICTURES = ("leaders",)
 """Pictures of the comparison that the page has; `flbench report` draws the others."""
 
 
-def write(path: Path) -> None:
-    """Read a study folder and write its results into it. Each file is written atomically.
+def write(report: StudyReport) -> None:
+    """Write the results of a study into its folder. Each file is written atomically.
 
     Raises:
-        UserError: The folder is not a study folder, or its folder `pictures` is a link.
-        DataError: A file of the study is damaged.
+        UserError: The folder `pictures` is a link.
         OSError: A file cannot be written.
     """
+    path = report.study.path
     files.check_no_link(path / "pictures")
-    report = StudyReport(study_folder.read(path, lenient=True))
     written = {
         "trials.csv": trials_csv(report),
         "results.json": as_json(report),

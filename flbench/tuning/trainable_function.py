@@ -163,7 +163,7 @@ def train_trial(
         if saved is not None:
             params |= _block(saved)
         seed = params.pop("seed", base.seed)
-        job = TrainingJob(base.method, "search", 0, seed, params)
+        job = TrainingJob(base.method, 0, seed, params)
         rounds = rounds_of(params, base.config)
         training = TrialTraining(
             study,

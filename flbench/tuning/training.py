@@ -19,7 +19,6 @@ from flbench.config import trust
 from flbench.config.resolve import read, resolve_written
 from flbench.config.schema import Config
 from flbench.core import files
-from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DivergedError, RunError, UserError
 from flbench.core.plain_yaml import to_yaml
 from flbench.core.types import State
@@ -37,12 +36,10 @@ from flbench.tuning.study import (
     StudyFolder,
     TrainingJob,
     now,
-    partition_folder,
     read_record,
     write_record,
 )
 
-OF_PARTITION: Final = ("seed", "clients", "sha256")  # keys that a partition itself determines
 LOSS: Final = "nll"
 SAVED: Final = "trial.safetensors"  # a checkpoint that another trial can load
 
@@ -73,8 +70,8 @@ class TrialTraining:
         rounds: Number of rounds of a complete trial.
         deployment: Name of the deployment that scores the trial.
         node: Name of the machine, for the record.
-        test: Whether a trial of the search is evaluated on the test parts too, after its last
-            round. A final training is in any case.
+        test: Whether the trial is evaluated on the test parts too, after its last round. A study
+            never does so.
         resume: What the user calls to continue the search, for messages; None for the command.
         opened: Function that returns a context manager, in which the configuration finds the
             objects of the user.
@@ -95,8 +92,7 @@ class TrialTraining:
         opened: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.job = job
-        self._test = test or job.kind == "final"
-        self._study, self._metric, self._deployment = study, metric, deployment
+        self._test, self._study, self._metric, self._deployment = test, study, metric, deployment
         self._begun = time.perf_counter()
         before = read_record(study, job) or {}
         kept = {key: before[key] for key in ("started", "attempts") if key in before}
@@ -203,7 +199,7 @@ class TrialTraining:
 
     def _has_lost(self, built: assembly.Experiment) -> bool:
         """Return whether the scheduler has stopped the trial, and its checkpoints are not kept."""
-        if self.job.kind == "final" or built.config.output.keep_trials == "all":
+        if built.config.output.keep_trials == "all":
             return False
         # The process with the scheduler has written the record.
         return (read_record(self._study, self.job) or {}).get("state") == "stopped"
@@ -222,8 +218,7 @@ class TrialTraining:
         if not (self.folder.path / "metrics.csv").is_file():
             self.folder.write("metrics.csv", metrics_file.header_line())
         for name in ("partition.npz", "partition.json"):
-            source = partition_folder(self._study, self.job.partition_seed)
-            files.copy(source / name, self.folder.path / name)
+            files.copy(self._study / name, self.folder.path / name)
         if not (self.folder.path / "provenance.json").is_file():
             about = provenance.now(own_methods.modules(config), built.module)
             self.folder.write_json("provenance.json", about)
@@ -257,8 +252,6 @@ class TrialTraining:
         if counts["client_trainings"] and counts["diverged"] == counts["client_trainings"]:
             self._end("diverged", f"all {counts['diverged']} client trainings diverged.")
         elif self._state.round >= rounds:
-            if self.job.kind == "final":
-                finalize.write(built, self._loop, self._state)
             self._end("finished", None)
         else:
             self._write()
@@ -300,13 +293,7 @@ def _with_loss(evaluator: Evaluator) -> Evaluator:
 def configuration(study: Path, job: TrainingJob) -> tuple[Config, dict[str, str]]:
     """Return a job's configuration and the origins of its values.
 
-    It is the method's configuration in the study folder, with the job's parameters and seeds.
+    It is the method's configuration in the study folder, with the job's parameters and seed.
     """
-    values = {**job.params, "seed": job.seed}
-    if job.partition_seed is not None:
-        file = partition_folder(study, job.partition_seed) / "partition.json"
-        with as_data_error(file):
-            section = read_json(file)["config"]
-            values |= {f"partition.{key}": section[key] for key in OF_PARTITION}
-    own = layer(values, job.name)
+    own = layer({**job.params, "seed": job.seed}, job.name)
     return resolve_written(study / "methods" / f"{job.method}.yaml", own)

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from flbench.tuning.shared_federations import Rests
+from flbench.data.federation import Federation
 from flbench.tuning.study import load_job
 from flbench.tuning.training import TrialTraining
 from flbench.workers.shipping import Parcel
@@ -31,7 +31,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
         deployment: str,
         rounds: int,
         samples: Sequence[Any],
-        rests: Rests,
+        rest: Federation,
         parcel: Parcel,
         resume: str,
     ) -> None:
@@ -45,15 +45,15 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
             metric: Metric that scores the trial.
             deployment: Name of the deployment that scores the trial.
             rounds: Number of rounds of a complete trial.
-            samples: References of the samples in Ray's object store. In a sequence, Ray does not
+            samples: Reference of the samples in Ray's object store. In a sequence, Ray does not
                 copy them into the arguments.
-            rests: Federations without their samples; see `SharedFederations.rests`.
+            rest: The federation without its samples.
             parcel: Objects of the user that the configurations name.
             resume: What the user calls to resume the study, for messages.
         """
         self._study, self._metric, self._rounds = Path(study), metric, rounds
         self._deployment, self._parcel, self._resume = deployment, parcel, resume
-        self._samples, self._rests = samples, rests
+        self._samples, self._rest = samples, rest
         self._params: dict[str, Any] = config["params"]
         self._training: TrialTraining | None = None
 
@@ -92,8 +92,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
         """Return the trial's training; the first call begins it."""
         if self._training is None:
             job = load_job(self._study, self.trial_id, self._params)
-            position, rest = self._rests[job.partition_seed]
-            federation = rest.with_samples(ray.get(self._samples[position]))
+            federation = self._rest.with_samples(ray.get(self._samples[0]))
             node = ray.get_runtime_context().get_node_id()
             self._training = TrialTraining(
                 self._study,

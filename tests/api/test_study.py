@@ -12,7 +12,6 @@ from flbench.calls import arguments
 from flbench.config.resolve import resolve
 from flbench.data.sources import digits
 from flbench.losses.similarity import masked_mean
-from flbench.results import study_folder
 from tests.support import run
 from tests.tuning import studies as handmade
 
@@ -30,9 +29,9 @@ def path(tmp_path_factory):
         handmade.trial(study, "fedavg", index, score)
     for seed in (1, 2, 3):
         low, high = {"accuracy": 0.5 + seed / 100}, {"accuracy": 0.7 + seed / 50}
-        handmade.final(study, folder, "hfcd", "default", seed, low)
-        handmade.final(study, folder, "hfcd", "tuned", seed, high, of=1)
-        handmade.final(study, folder, "fedavg", "default", seed, low)
+        handmade.cell(study, folder, "hfcd tuned", seed, high)
+        handmade.cell(study, folder, "hfcd", seed, low)
+        handmade.cell(study, folder, "fedavg", seed, {"accuracy": 0.4 + seed**2 / 100})
     return study
 
 
@@ -63,23 +62,19 @@ def test_best_is_the_winner_and_its_parameters_can_be_run(path):
 
 
 @pytest.mark.slow
-def test_finals_and_verdicts_agree_with_the_report(path):
-    study, read = fl.load(path), study_folder.read(path)
-    results, verdicts = study.finals, study.verdicts
+def test_comparison_is_that_of_the_cells(path):
+    comparison = fl.load(path).comparison
+    rows = comparison.leaderboard.set_index("method")["mean"].to_dict()
+    pairs = comparison.pairs.set_index(["first", "second"])
 
-    assert results.dtypes.astype(str).to_dict().items() >= studies.FINALS.items()
-    assert verdicts.dtypes.astype(str).to_dict() == studies.VERDICTS
-    tuned = results[(results["method"] == "hfcd") & (results["variant"] == "tuned")]
-    by_seed = dict(zip(tuned["seed"], tuned["test.accuracy"], strict=True))
-    assert by_seed == read.values("hfcd", "tuned", "accuracy")
-    assert fl.load(results["path"][0]).finished
-    gain, pair = verdicts.to_dict("records")
-    assert (gain["first"], gain["second"]) == ("hfcd tuned", "hfcd")
-    assert (pair["first"], pair["second"]) == ("hfcd tuned", "fedavg")
+    assert rows == pytest.approx({"hfcd tuned": 0.74, "hfcd": 0.52, "fedavg": 0.4 + 0.14 / 3})
+    assert set(comparison.cells["state"]) == {"finished"}
+    assert fl.load(comparison.cells["path"][0]).finished
+    gain = pairs.loc["hfcd tuned", "hfcd"]
     assert gain["difference"] == pytest.approx(0.22)  # the mean of 0.21, 0.22, 0.23
     assert gain["low"] < 0.22 < gain["high"]
     assert gain["verdict"] == "better"
-    assert pair["p_holm"] == pytest.approx(pair["p"])
+    assert fl.report(path).pairs.equals(comparison.pairs)
 
 
 @pytest.mark.slow
@@ -91,13 +86,12 @@ def test_pictures_show_the_numbers_of_the_study(path):
     lines = {line.get_label(): line.get_ydata().tolist() for line in history.lines}
     assert lines == {"hfcd": [0.5, 0.8, 0.8, 0.8], "fedavg": [0.7] * 4}
     means = [line.get_xdata()[0] for line in comparison.lines if line.get_marker() in "os^"]
-    rows = study.finals.groupby(["method", "variant"])["test.accuracy"].mean()
-    assert sorted(means) == pytest.approx(sorted(rows))
+    assert sorted(means) == pytest.approx(sorted(study.comparison.leaderboard["mean"]))
     shown = [tick.get_text() for tick in comparison.get_yticklabels()]
     assert shown == ["hfcd tuned", "hfcd", "fedavg"]
     assert len(parallel.collections[0].get_segments()) == 3  # the failed trial has no score
     assert len(study.plot.scatter("hfcd").axes) == len(handmade.SPACE)
-    with pytest.raises(fl.UserError, match="Too few finished trials: 3, and 8 are needed"):
+    with pytest.raises(fl.UserError, match="3, and 8 are needed"):
         study.plot.importance("hfcd")
     with pytest.raises(fl.UserError, match="Did you mean `fedavg`"):
         study.plot.parallel("fedagv")
@@ -122,7 +116,7 @@ def test_representations_escape_what_users_wrote(path):
 
     assert "<memory>" not in shown
     assert "out of &lt;memory&gt;" in shown
-    assert "8 of 8 trials, 9 final trainings" in repr(study)
+    assert "8 of 8 trials" in repr(study)
     assert any("out of <memory>" in note for note in study.notes)
     assert pickle.loads(pickle.dumps(study)).path == study.path
 
@@ -131,9 +125,9 @@ def test_study_without_trials(tmp_path):
     study = fl.load(handmade.begin(tmp_path / "study", "hfcd"))
 
     assert study.trials.empty
-    assert study.finals.empty
     assert study.results().empty
-    assert study.verdicts.empty
+    with pytest.raises(fl.UserError, match=r"fl\.resume\("):
+        _ = study.comparison
     assert "hfcd" in study._repr_html_()
     with pytest.raises(fl.UserError, match=r"no trial of `hfcd`.*fl\.resume"):
         study.best("hfcd")
@@ -214,7 +208,7 @@ def test_study_in_this_process(tmp_path, capfd):
 
     assert "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS" not in os.environ  # a Tuner of one's own has them
     assert study.trials["state"].tolist() == ["finished"]
-    assert study.finals["seed"].tolist() == [1]
+    assert study.comparison.cells["seed"].tolist() == [1]
     [row] = study.results().to_dict("records")
     assert row["val_accuracy"] == study.trials["score"][0]
     assert (row["round"], row["training_iteration"], row["done"]) == (2, 2, True)
@@ -229,14 +223,14 @@ def test_study_in_this_process(tmp_path, capfd):
     again = fl.resume(study.path, **given)
     assert "is finished: there is nothing to resume" in capfd.readouterr().err
     assert again.trials.equals(study.trials)
-    # A final training is a run, with the weights of the same run by itself.
+    # A cell is a run, with the weights of the same run by itself.
     alone = fl.run(
-        config=study.path / "finals" / "fedavg" / "default-seed1" / "config.yaml",
+        config=f"{study.comparison.cells['path'][0]}/config.yaml",
         output={"dir": tmp_path / "alone"},
         progress=False,
         **given,
     )
-    assert alone.digest == fl.load(study.finals["path"][0]).digest
+    assert alone.digest == fl.load(study.comparison.cells["path"][0]).digest
     # A resumed study asks for the objects, and for the same ones.
     with pytest.raises(fl.UserError, match=r"must be given again: fl\.resume\(path, data="):
         fl.resume(study.path)

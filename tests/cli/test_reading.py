@@ -74,7 +74,7 @@ fl.report(named, force=True)
 for folder in folders:
     try:
         found = fl.load(folder)
-        for name in ("metrics", "per_class", "clients", "summary", "trials", "finals"):
+        for name in ("metrics", "per_class", "clients", "summary", "trials", "comparison"):
             getattr(found, name, None)
     except fl.UserError:
         pass
@@ -169,7 +169,7 @@ def test_nothing_is_imported_unpickled_or_downloaded(finished, tmp_path):
     (comparison / "comparison.json").write_text(json.dumps(design))
     study = studies.begin(tmp_path / "study", "mine", seeds=1, trials=1, dataset=NAMES[0])
     studies.trial(study, "mine", 0, 0.5, params={"model.name": NAMES[0]})
-    studies.final(study, tmp_path / "theirs/name-0", "mine", "default", 0, {"accuracy": 0.5})
+    studies.cell(study, tmp_path / "theirs/name-0", "mine", 1, {"accuracy": 0.5})
 
     done = subprocess.run(
         [sys.executable, "-P", "-c", READING],

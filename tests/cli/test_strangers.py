@@ -195,7 +195,7 @@ def test_submissions_beside_bad_ones_are_trained_again(
     assert is_printable(said)
 
 
-@pytest.mark.parametrize("linked", ["finals", "trials/fedproto", "trials/fedproto/000"])
+@pytest.mark.parametrize("linked", ["cells", "trials/fedproto", "trials/fedproto/000"])
 @pytest.mark.slow
 def test_folders_that_links_lead_to_are_not_packed(linked, finished, tmp_path, capsys):
     """The link of a stranger's study may lead to results which this user does not publish."""
@@ -203,7 +203,7 @@ def test_folders_that_links_lead_to_are_not_packed(linked, finished, tmp_path, c
     for one in (private, theirs):
         studies.begin(one, "fedproto", seeds=1, trials=1)
         studies.trial(one, "fedproto", 0, 0.5)
-        studies.final(one, finished, "fedproto", "default", 0, {"accuracy": 0.5})
+        studies.cell(one, finished, "fedproto", 1, {"accuracy": 0.5})
     shutil.rmtree(theirs / linked)
     (theirs / linked).symlink_to(private / linked)
 
@@ -244,7 +244,8 @@ def test_comparisons_and_studies_of_strangers_ask(evil, tmp_path, capsys):
     tree |= {"vary": "training", "tuned": None, "id": "c", "created": "", "command": []}
     (comparison / "comparison.json").write_text(json.dumps(tree))
     asked = {"trials": 1, "search": "random", "scheduler": "none", "metric": "accuracy"}
-    asked |= {"seeds": 0, "gpus": 0, "retries": 0, "address": None, "batch": 1}
+    asked |= {"seeds": 0, "vary": "both", "deployment": "personal"}
+    asked |= {"gpus": 0, "retries": 0, "address": None, "batch": 1}
     study = studies.begin(tmp_path / "study", "fedavg", trials=1, request=asked)
     studies.trial(study, "fedavg", 0, 0.5, params={"model.name": f"{evil}:Net"})
     (study / "methods").mkdir()

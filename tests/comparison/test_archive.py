@@ -163,7 +163,7 @@ def test_archives_stand_beside_folders(packed, tmp_path):
 
 
 @pytest.mark.slow
-def test_study_without_final_trainings_is_packed_and_shown(tmp_path, capsys):
+def test_study_without_cells_is_packed_and_shown(tmp_path, capsys):
     study = studies.begin(tmp_path / "study", "fedpull", seeds=0, trials=2)  # not installed
     for k, score in enumerate((0.5, 0.6)):
         studies.trial(study, "fedpull", k, score)
@@ -182,33 +182,32 @@ def test_study_without_final_trainings_is_packed_and_shown(tmp_path, capsys):
     comparison(tmp_path / "all")
     found = fl.report([tmp_path / "all", file])
     assert set(found.leaderboard["method"]) == set(SCORES)
-    assert any(f"{file}/study has no finished final training" in one for one in found.warnings)
+    assert any(f"{file}/study has no finished cell" in one for one in found.warnings)
 
 
 @pytest.mark.slow
-def test_final_trainings_of_a_packed_study_are_compared_without_their_method(tmp_path):
+def test_cells_of_a_packed_study_are_compared_without_their_method(tmp_path):
     study = studies.begin(tmp_path / "study", "fedpull", seeds=2, trials=1)
     studies.trial(study, "fedpull", 0, 0.5)
     for seed in (1, 2):
         run = run_folder(tmp_path / f"run{seed}", "fedavg", 0.5, repetition=seed)
         config = run / "config.yaml"
         config.write_text(config.read_text().replace("name: fedavg", "name: fedpull\n  tau: 1"))
-        studies.final(study, run, "fedpull", "default", seed, {"accuracy": 0.5})
-        final = study / "finals" / "fedpull" / f"default-seed{seed}"
-        studies.write(final / "partition.json", {"hash": str(seed)})
+        cell = studies.cell(study, run, "fedpull", seed, {"accuracy": 0.5})
+        studies.write(cell / "partition.json", {"hash": str(seed)})
     studies.write(study / "partition.json", {"hash": "1"})
+    studies.write(study / "trials" / "fedpull" / "000" / "partition.json", {"hash": "1"})
     file = fl.pack(study, tmp_path / "study.tar.xz")
 
     of_archive = fl.report(file)
 
     with tarfile.open(file) as members:
         packed = [name for name in members.getnames() if name.endswith("partition.json")]
-    # The first final training has the partition of the search, which the archive has once.
+    # Trials share the partition of the search, which the archive has once.
+    cells = [f"cells/fedpull-digits-seed{seed}" for seed in (1, 2)]
     assert sorted(packed) == [
-        "study/finals/fedpull/default-seed2/partition.json",
+        *(f"study/{cell}/partition.json" for cell in cells),
         "study/partition.json",
     ]
     assert of_archive.leaderboard.equals(fl.report(study).leaderboard)
-    assert of_archive.runs["path"].tolist() == [
-        f"{file}/study/finals/fedpull/default-seed{seed}" for seed in (1, 2)
-    ]
+    assert of_archive.runs["path"].tolist() == [f"{file}/study/{cell}" for cell in cells]

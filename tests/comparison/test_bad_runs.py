@@ -13,11 +13,11 @@ import pytest
 
 import flbench as fl
 from flbench.analysis import latex, text
+from flbench.api.studies import report_of
 from flbench.cli import app
 from flbench.core.errors import DataError, UserError
 from flbench.results import reading, study_folder
 from flbench.tuning import study_page
-from flbench.tuning.report import StudyReport
 from tests.comparison.made import matrix, run_folder
 from tests.support import benchmark_script
 from tests.tuning import studies
@@ -272,10 +272,8 @@ def hostile(tmp_path_factory):
         studies.trial(study, method, 0, 0.5)
         studies.trial(study, method, 1, 0.6)
         for seed in (1, 2):
-            for variant, accuracy in (("default", 0.5), ("tuned", 0.6)):
-                path = studies.final(study, run, method, variant, seed, {"accuracy": accuracy})
-                config = (path / "config.yaml").read_text()
-                (path / "config.yaml").write_text(config.replace("seed: 0 ", f"seed: {seed} "))
+            for label, accuracy in ((f"{method} tuned", 0.6), (method, 0.5)):
+                path = studies.cell(study, run, label, seed, {"accuracy": accuracy})
                 summary("best.test.accuracy", accuracy + len(method) / 1000 + seed / 100)(path)
                 summary("dataset", f"{EVIL} `x` [a](javascript:b) | \x1b[31m")(path)
     return folder
@@ -308,7 +306,7 @@ def test_report_shows_hostile_names_as_text(hostile, capsys):
     app.main(["show", str(hostile)])
     said = capsys.readouterr()
     assert "\x1b" not in said.out + said.err
-    page = study_page.markdown(StudyReport(study_folder.read(hostile)))
+    page = study_page.markdown(report_of(hostile))
     assert "<img" not in page
 
 

@@ -101,8 +101,8 @@ def intact(tmp_path_factory):
     for method in ("fedavg", "hfcd"):
         for index in (0, 1):
             studies.trial(study, method, index, 0.5 + index / 10)
-        for variant in ("default", "tuned"):
-            studies.final(study, folder / "runs" / method, method, variant, 1, {"accuracy": 0.6})
+        for label in (f"{method} tuned", method):
+            studies.cell(study, folder / "runs" / method, label, 1, {"accuracy": 0.6})
     return folder, file
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from flbench.core.errors import DataError, UserError
 from flbench.results import study_folder
-from tests.tuning.studies import begin, final, trial, write
+from tests.tuning.studies import begin, trial, write
 
 
 def test_winner_is_the_best_finished_trial(tmp_path):
@@ -60,8 +60,8 @@ def test_study_that_has_just_begun_is_read(tmp_path):
     found = study_folder.read(study)
 
     assert found.methods == ("hfcd", "fedavg")
-    assert found.seeds == (1, 2, 3)
-    assert (found.trials, found.finals) == ((), ())
+    assert found.trials == ()
+    assert not found.is_searched
     assert found.winner("hfcd") is None
 
 
@@ -84,58 +84,6 @@ def test_trial_that_is_being_written_is_left_out(tmp_path):
     assert [found.index for found in study_folder.read(study).trials] == [0]
 
 
-def test_final_counts_when_its_run_is_finished(tmp_path, finished_run):
-    study = begin(tmp_path / "study", "hfcd")
-    trial(study, "hfcd", 0, 0.5)
-    trial(study, "hfcd", 1, 0.6)
-    for seed in (1, 2, 3):
-        final(study, finished_run, "hfcd", "tuned", seed, {"accuracy": seed / 10})
-    (study / "finals" / "hfcd" / "tuned-seed2" / "summary.json").unlink()
-    trial_file = study / "finals" / "hfcd" / "tuned-seed3" / "trial.json"
-    trial_file.write_text(trial_file.read_text().replace('"finished"', '"failed"'))
-
-    found = study_folder.read(study)
-
-    assert len(found.finals) == 3
-    assert found.values("hfcd", "tuned", "accuracy") == {1: 0.1}
-    assert found.values("hfcd", "tuned", "no such figure") == {}
-    assert found.values("hfcd", "default", "accuracy") == {}
-
-
-def test_metrics_are_those_of_the_studys_deployment(tmp_path, finished_run):
-    study = begin(tmp_path / "study", "ft", deployment="noft")
-    trial(study, "ft", 0, 0.5)
-    trial(study, "ft", 1, 0.6)
-    final(study, finished_run, "ft", "tuned", 1, {"accuracy": 0.9, "noft": {"accuracy": 0.7}})
-    final(study, finished_run, "ft", "tuned", 2, {"accuracy": 0.9})
-
-    found = study_folder.read(study)
-
-    assert found.values("ft", "tuned", "accuracy") == {1: 0.7}
-    assert found.values("ft", "tuned", "accuracy", split="validation") == {1: 0.7}
-    assert found.values("ft", "tuned", "macro_f1") == {}
-
-
-def test_finals_of_the_defaults_stand_for_the_tuned_where_the_defaults_won(tmp_path, finished_run):
-    study = begin(tmp_path / "study", "hfcd", "fedavg", "local", trials=2)
-    for method, other in (("hfcd", 0.4), ("fedavg", 0.6)):
-        trial(study, method, 0, 0.5)
-        trial(study, method, 1, other)
-        final(study, finished_run, method, "default", 1, {"accuracy": 0.7})
-    trial(study, "local", 0, 0.5)
-    final(study, finished_run, "local", "default", 1, {"accuracy": 0.7})
-
-    found = study_folder.read(study)
-
-    assert found.values("hfcd", "tuned", "accuracy") == {1: 0.7}
-    assert found.values("fedavg", "tuned", "accuracy") == {}
-    assert found.values("local", "default", "accuracy") == {1: 0.7}
-    assert found.values("local", "tuned", "accuracy") == {}  # a trial is missing
-
-    trial(study, "local", 1, 0.1, state="running", ended=None)
-    assert study_folder.read(study).values("local", "tuned", "accuracy") == {}
-
-
 def test_folder_that_is_not_a_study_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no study\.json"):
         study_folder.read(tmp_path)
@@ -149,7 +97,6 @@ def test_folder_that_is_not_a_study_is_refused(tmp_path):
         ({"state": "asleep"}, "`state`"),
         ({"score": "good"}, "`score`"),
         ({"method": "fedprox"}, "'fedprox'"),
-        ({"kind": "final"}, "final"),
     ],
 )
 def test_damaged_trial_is_named(tmp_path, change, said):
@@ -163,7 +110,7 @@ def test_damaged_trial_is_named(tmp_path, change, said):
     assert str(folder) in str(caught.value)
 
 
-def test_damaged_files_are_named(tmp_path, finished_run):
+def test_damaged_files_are_named(tmp_path):
     study = begin(tmp_path / "study", "hfcd")
     file = study / "trials" / "hfcd" / "000" / "trial.json"
     write(file, [])
@@ -171,11 +118,6 @@ def test_damaged_files_are_named(tmp_path, finished_run):
         study_folder.read(study)
     file.write_text("{")
     with pytest.raises(DataError, match=str(file)):
-        study_folder.read(study)
-    trial(study, "hfcd", 0, 0.5)
-    folder = final(study, finished_run, "hfcd", "tuned", 1, {})
-    (folder / "summary.json").write_text("{}")
-    with pytest.raises(DataError, match=str(folder)):
         study_folder.read(study)
     (study / "study.json").write_text('{"id": "x"}')
     with pytest.raises(DataError, match=r"study\.json"):

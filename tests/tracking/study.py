@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flbench.results import metrics_file
+from tests.tuning.studies import cell
 
 SEEDS = 2
 BEGIN = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -19,7 +20,7 @@ TRIALS = (
 )
 
 
-def make(folder: Path, runs: dict[str, Path], *, finals: bool = True) -> Path:
+def make(folder: Path, runs: dict[str, Path], *, cells: bool = True) -> Path:
     """Write a study over the methods of `runs`, each with a finished run folder to copy from."""
     study = folder / "digits-20261121-120000-abcd"
     about = {
@@ -62,13 +63,9 @@ def make(folder: Path, runs: dict[str, Path], *, finals: bool = True) -> Path:
             )
             found = None if score is None else score + shift / 100
             write(path / "trial.json", trial(method, index, state, found, reason=reason))
-        if finals:
-            for variant, of in (("default", 0), ("tuned", 1)):
-                for seed in range(1, SEEDS + 1):
-                    path = study / "finals" / method / f"{variant}-seed{seed}"
-                    shutil.copytree(run, path)
-                    entry = trial(method, of, "finished", 0.7, kind="final", seed=seed)
-                    write(path / "trial.json", entry | {"variant": variant, "of": of})
+        for label in (f"{method} tuned", method) if cells else ():
+            for seed in range(1, SEEDS + 1):
+                cell(study, run, label, seed, {})
     for name in ("trials.csv", "study.md", "results.json", "report.html"):
         (study / name).write_text("{}")
     for name in ("partition.npz", "partition.json"):
@@ -86,17 +83,13 @@ def trial(
     score: float | None,
     *,
     reason: str | None = None,
-    kind: str = "search",
-    seed: int = 0,
 ) -> dict[str, Any]:
     """Return what a trial.json holds."""
     begin = BEGIN + timedelta(minutes=index)
     return {
         "method": method,
-        "kind": kind,
         "index": index,
-        "variant": None,
-        "seed": seed,
+        "seed": 0,
         "params": {"train.optimizer.lr": 0.01 * (index + 1)},
         "state": state,
         "reason": reason,
@@ -108,7 +101,6 @@ def trial(
         "ended": None if state == "running" else (begin + timedelta(seconds=2)).isoformat(),
         "attempts": 1,
         "node": None,
-        "of": None,
     }
 
 

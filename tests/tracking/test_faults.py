@@ -106,7 +106,7 @@ def test_refused_file_keeps_nothing_else_back_and_comes_later(folder, server, tm
 
 @pytest.mark.slow
 def test_refused_file_of_a_study_keeps_none_of_its_runs_back(folder, server, tmp_path):
-    path = study.make(tmp_path, {"fedavg": folder}, finals=False)
+    path = study.make(tmp_path, {"fedavg": folder}, cells=False)
     server.plan = lambda method, path: 403 if method == "PUT" else None
 
     with pytest.raises(NotSentError, match="403") as caught:
@@ -127,7 +127,7 @@ def test_refused_file_of_a_study_keeps_none_of_its_runs_back(folder, server, tmp
 
 @pytest.mark.slow
 def test_parameter_that_mlflow_refuses_keeps_no_state_back(folder, store, tmp_path):
-    path = study.make(tmp_path, {"fedavg": folder}, finals=False)
+    path = study.make(tmp_path, {"fedavg": folder}, cells=False)
     file = path / "trials" / "fedavg" / "001" / "trial.json"
     trial = json.loads(file.read_text())
     trial["params"]["not#allowed"] = 1

@@ -358,7 +358,7 @@ def test_mirror_of_a_run_that_is_named_by_a_dot(finished, tmp_path, monkeypatch,
 
 @pytest.mark.usefixtures("_forked")
 def test_live_mirror_outlives_a_trial_that_cannot_be_read(finished, tmp_path, uri):
-    path = study.make(tmp_path, {"fedavg": finished}, finals=False)
+    path = study.make(tmp_path, {"fedavg": finished}, cells=False)
     file = path / "trials" / "fedavg" / "001" / "trial.json"
     text = file.read_text()
     file.write_text("{")

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
+from flbench.api.studies import report_of
 from flbench.core.errors import DataError, UserError
-from flbench.results import metrics_file, study_folder
+from flbench.results import metrics_file
 from flbench.tracking import follow, measures, tree, ui, view
 from flbench.tracking import store as stores
-from flbench.tuning.report import StudyReport
 from tests.installed import needs
 from tests.support import run
 from tests.tracking import study
@@ -86,8 +86,8 @@ def test_every_part_of_a_study_is_a_run_below_its_own(whole):
         for index in range(len(study.TRIALS)):
             wanted[f"trials/{method}/{index:03d}"] = f"methods/{method}"
         for seed in range(1, study.SEEDS + 1):
-            wanted[f"cells/{method}-default-seed{seed}"] = f"methods/{method}"
-            wanted[f"cells/{method}-tuned-seed{seed}"] = f"methods/{method} tuned"
+            wanted[f"cells/{method}-digits-seed{seed}"] = f"methods/{method}"
+            wanted[f"cells/{method}_tuned-digits-seed{seed}"] = f"methods/{method} tuned"
     assert parents == wanted
 
 
@@ -157,7 +157,7 @@ def test_study_has_its_settings_its_files_and_a_figure_for_each_method(whole):
 
 @pytest.mark.parametrize("name", ["it's", "x' OR '1'='1", "50% off"])
 def test_study_of_any_name_is_found_again(store, runs, tmp_path, name):
-    path = study.make(tmp_path, runs, finals=False)
+    path = study.make(tmp_path, runs, cells=False)
     about = json.loads((path / "study.json").read_text())
     study.write(path / "study.json", about | {"id": name})
 
@@ -172,9 +172,9 @@ def test_study_of_any_name_is_found_again(store, runs, tmp_path, name):
 def test_method_has_the_mean_over_its_seeds(store, made):
     """The runs of a method have the names and the means of the rows of the study's report."""
     mirrored = made()
-    for variant, values in (("default", (0.125, 0.375)), ("tuned", (0.5, 0.75))):
+    for label, values in (("local", (0.125, 0.375)), ("local_tuned", (0.5, 0.75))):
         for seed, value in enumerate(values, start=1):
-            file = mirrored.path / "finals" / "local" / f"{variant}-seed{seed}" / "summary.json"
+            file = mirrored.path / "cells" / f"{label}-digits-seed{seed}" / "summary.json"
             summary = json.loads(file.read_text())
             for moment in ("best", "last"):
                 summary[moment]["test"]["accuracy"] = value
@@ -182,7 +182,7 @@ def test_method_has_the_mean_over_its_seeds(store, made):
 
     mirrored.sync()
 
-    board = StudyReport(study_folder.read(mirrored.path)).analysis.leaderboard
+    board = report_of(mirrored.path).analysis.leaderboard
     means = dict(zip(board["method"], board["mean"], strict=True))
     assert (means["local"], means["local tuned"]) == (0.25, 0.625)
     for label, mean in means.items():
@@ -195,13 +195,15 @@ def test_method_has_the_mean_over_its_seeds(store, made):
 
 
 def test_final_training_is_a_whole_run(whole):
-    found = whole.by_key["cells/local-tuned-seed2"]
+    found = whole.by_key["cells/local_tuned-digits-seed2"]
 
     there = {item.path for item in whole.store.client.list_artifacts(found.info.run_id)}
     assert there >= {"summary.json", "per_class.json", "checkpoints"}
     assert found.data.tags["method"] == "local tuned"
     assert {"accuracy", "test/accuracy"} <= set(found.data.metrics)
-    own = json.loads((whole.path / "finals/local/tuned-seed2/partition.json").read_text())["hash"]
+    own = json.loads((whole.path / "cells/local_tuned-digits-seed2/partition.json").read_text())[
+        "hash"
+    ]
     assert found.data.tags["partition"] == own
 
 
@@ -219,7 +221,7 @@ def test_second_sync_of_a_study_sends_nothing(whole):
 
 
 def test_unfinished_search_has_no_winner_and_is_resumed_later(made):
-    mirrored = made(finals=False)
+    mirrored = made(cells=False)
     mirrored.edit("trials/local/001", state="running", score=0.3, round=1, ended=None)
 
     mirrored.sync()
@@ -237,24 +239,6 @@ def test_unfinished_search_has_no_winner_and_is_resumed_later(made):
     assert {key: item.info.run_id for key, item in before.items()} == {
         key: item.info.run_id for key, item in mirrored.by_key.items()
     }
-
-
-def test_no_best_trial_is_sent_while_default_finals_are_trained_beside_the_last_trial(made):
-    mirrored = made()
-    for method in METHODS:
-        for seed in range(1, study.SEEDS + 1):
-            shutil.rmtree(mirrored.path / "finals" / method / f"tuned-seed{seed}")
-    mirrored.edit("trials/local/001", state="running", score=0.3, round=1, ended=None)
-
-    mirrored.sync()
-    before = mirrored.by_key
-    mirrored.edit("trials/local/001", state="finished", score=0.95, round=3)
-    mirrored.sync()
-
-    assert "cells/local-default-seed1" in before
-    assert "best_trial" not in before["methods/local"].data.tags
-    assert before["methods/local"].info.status != "FINISHED"
-    assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "001"
 
 
 def views(store):
@@ -322,7 +306,7 @@ def test_folder_in_a_command_is_quoted_for_the_shell(tmp_path, name):
 
 
 def test_a_study_without_its_trials_is_sent(made):
-    mirrored = made(finals=False)
+    mirrored = made(cells=False)
     for method in METHODS:
         shutil.rmtree(mirrored.path / "trials" / method)
 
@@ -341,7 +325,7 @@ def test_pictures_of_the_search_are_files_of_the_study(whole):
 
 
 def test_study_without_final_trainings_has_its_partition(made):
-    mirrored = made(finals=False)
+    mirrored = made(cells=False)
     about = json.loads((mirrored.path / "partition.json").read_text())
 
     mirrored.sync()
@@ -352,7 +336,7 @@ def test_study_without_final_trainings_has_its_partition(made):
 
 
 def test_everything_but_an_unreadable_trial_is_sent_and_the_trial_when_repaired(made):
-    mirrored = made(finals=False)
+    mirrored = made(cells=False)
     file = mirrored.path / "trials" / "local" / "002" / "trial.json"
     text = file.read_text()
     file.write_text(text[:20])
@@ -375,15 +359,15 @@ def test_everything_but_an_unreadable_trial_is_sent_and_the_trial_when_repaired(
 
 def test_everything_but_a_final_training_with_a_damaged_summary_is_sent(made):
     mirrored = made()
-    file = mirrored.path / "finals" / "fedavg" / "tuned-seed1" / "summary.json"
+    file = mirrored.path / "cells" / "fedavg_tuned-digits-seed1" / "summary.json"
     text = file.read_text()
     file.write_text('{"last": 1}')
 
-    with pytest.raises(DataError, match=r"tuned-seed1/summary.json is damaged"):
+    with pytest.raises(DataError, match=r"seed1/summary.json is damaged"):
         mirrored.sync()
 
     keys = {item.data.tags["flbench.run"] for item in campaign(mirrored.store, mirrored.id)}
-    assert f"{mirrored.id}/cells/local-tuned-seed2" in keys
+    assert f"{mirrored.id}/cells/local_tuned-digits-seed2" in keys
     file.write_text(text)
     mirrored.sync()
     assert "accuracy" in mirrored.by_key["methods/fedavg tuned"].data.metrics

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     runs = {"fedavg": run(tmp_path_factory.mktemp("runs"), "algorithm=fedavg", "train.rounds=1")[0]}
-    return made.make(tmp_path_factory.mktemp("studies"), runs, finals=False)
+    return made.make(tmp_path_factory.mktemp("studies"), runs, cells=False)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Study folders as `flbench tune` writes them, made by hand around a real run folder."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,32 +57,43 @@ def trial(
     path: Path, method: str, index: int, score: float | None = None, **changes: Any
 ) -> dict[str, Any]:
     """Write a trial of the search, and return what its trial.json says."""
-    tree = _trial(method, kind="search", index=index, score=score) | changes
+    tree = _trial(method, index=index, score=score) | changes
     write(path / "trials" / method / f"{index:03d}" / "trial.json", tree)
     return tree
 
 
-def final(
-    path: Path,
-    run: Path,
-    method: str,
-    variant: str,
-    seed: int,
-    test: Mapping[str, float],
-    **changes: Any,
-) -> Path:
-    """Write a final training: a copy of a run folder whose test figures are these."""
-    folder = path / "finals" / method / f"{variant}-seed{seed}"
+def cell(path: Path, run: Path, label: str, seed: int, test: Mapping[str, Any]) -> Path:
+    """Write a cell of a method with a label: a copy of a run folder whose test figures are these.
+
+    Its seed is given, its partition is that of the run.
+    """
+    folder = path / "cells" / f"{label.replace(' ', '_')}-digits-seed{seed}"
     shutil.copytree(run, folder)
     summary = json.loads((folder / "summary.json").read_text())
     summary["last"]["test"] |= test
     summary["last"]["validation"] |= test
     summary["best"] = summary["last"]
-    write(folder / "summary.json", summary)
-    entry = _trial(method, kind="final", index=0, score=test.get("accuracy"))
-    entry |= {"variant": variant, "seed": seed, "of": 0 if variant == "default" else 1} | changes
-    write(folder / "trial.json", entry)
+    write(folder / "summary.json", summary | {"seed": seed})
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(re.sub(r"(?m)^seed: \d+", f"seed: {seed}", config))
+    header = json.loads((path / "study.json").read_text())
+    file = path / "comparison.json"
+    tree = json.loads(file.read_text()) if file.is_file() else _comparison(header)
+    if label not in [one["label"] for one in tree["methods"]]:
+        layer = {"algorithm": {"name": label.split()[0]}}
+        tree["methods"].append({"label": label, "tree": layer, "origins": {}})
+    entry = {"name": folder.name, "method": label, "place": "digits", "data": "digits", "own": True}
+    tree["cells"].append({**entry, "repetition": seed - 1, "scheme": "dirichlet"})
+    write(file, tree)
     return folder
+
+
+def _comparison(header: Mapping[str, Any]) -> dict[str, Any]:
+    base = {"tree": {"seed": header["seed"] + 1}, "origins": {}}
+    about = {key: header[key] for key in ("id", "created", "command", "seeds")}
+    design = {"grid": {}, "vary": "training", "tuned": None, "reference": None}
+    one = {"label": "", "tree": {}, "origins": {}}
+    return {"format": 1, **about, "base": base, "methods": [], "data": [one], **design, "cells": []}
 
 
 def write(path: Path, tree: Any) -> None:
@@ -92,7 +104,6 @@ def write(path: Path, tree: Any) -> None:
 def _trial(method: str, **entries: Any) -> dict[str, Any]:
     return {
         "method": method,
-        "variant": None,
         "seed": 0,
         "params": dict(DEFAULTS),
         "state": "finished",
@@ -104,6 +115,5 @@ def _trial(method: str, **entries: Any) -> dict[str, Any]:
         "ended": "2026-11-21T18:00:02",
         "attempts": 1,
         "node": None,
-        "of": None,
         **entries,
     }

@@ -13,10 +13,9 @@ from flbench.tuning.study import TrainingJob, write_record
 from tests.tuning.test_plan import Counting
 
 
-def record(study: Path, index: int, state: str, score: float | None, kind: str = "search"):
+def record(study: Path, index: int, state: str, score: float | None):
     """Write what a training leaves that has ended or is running."""
-    variant = "tuned" if kind == "final" else None
-    job = TrainingJob("a", kind, index, 0, {}, variant)
+    job = TrainingJob("a", index, 0, {})
     found = job.record(4) | {"state": state, "score": score}
     write_record(study, job, found)
     (study / job.name / "checkpoints").mkdir()
@@ -30,21 +29,20 @@ def kept(study: Path) -> list[str]:
     return sorted(path.parent.name for path in study.glob("*/*/*/checkpoints"))
 
 
-def test_the_best_trial_and_final_trainings_keep_their_checkpoints(tmp_path):
+def test_the_best_trial_keeps_its_checkpoints(tmp_path):
     records = [
         record(tmp_path, 0, "finished", 0.5),
         record(tmp_path, 1, "stopped", 0.9),  # it cannot win
         record(tmp_path, 2, "finished", 0.7),
         record(tmp_path, 3, "finished", 0.7),  # a tie is won by the first
         record(tmp_path, 4, "failed", None),
-        record(tmp_path, 2, "finished", 0.1, "final"),
     ]
     record(tmp_path, 5, "running", 0.2)
 
     remove_checkpoints(tmp_path, records[:2])
-    assert kept(tmp_path) == ["000", "002", "003", "004", "005", "tuned-seed0"]
+    assert kept(tmp_path) == ["000", "002", "003", "004", "005"]
     remove_checkpoints(tmp_path, records)
-    assert kept(tmp_path) == ["002", "005", "tuned-seed0"]
+    assert kept(tmp_path) == ["002", "005"]
 
 
 def test_without_a_score_no_trial_is_the_best(tmp_path):
@@ -69,7 +67,7 @@ def test_states_that_ray_tune_has_copied_are_removed(tmp_path):
 def test_checkpoints_are_removed_as_soon_as_a_trial_has_lost(tmp_path, keeps_all, expected):
     queue = JobQueue(
         tmp_path,
-        StudyPlan({"a": Counting()}, Budget(2, 0, 0, 2)),
+        StudyPlan({"a": Counting()}, Budget(2, 0, 2)),
         lambda job: True,
         lambda record: None,
         rounds=4,

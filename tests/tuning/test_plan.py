@@ -1,4 +1,4 @@
-"""The order of trainings: each method's trials, then its finals, in any order of their ends."""
+"""The order of a study's trials, in any order of their ends."""
 
 import itertools
 
@@ -46,50 +46,20 @@ def played(plan, order, score=lambda job: job.index / 10):
     return done
 
 
-def test_every_trial_and_final_comes_once():
-    plan = StudyPlan({"a": Counting(), "b": Counting()}, Budget(3, 2, 7, 2))
+def test_every_trial_comes_once():
+    plan = StudyPlan({"a": Counting(), "b": Counting()}, Budget(3, 7, 2))
 
     jobs = played(plan, itertools.repeat(0))
 
     names = [job.name for job in jobs]
-    assert len(names) == len(set(names)) == 2 * (3 + 2 * 2)
-    finals = [job for job in jobs if job.kind == "final"]
-    assert {(job.method, job.variant, job.seed) for job in finals} == {
-        (method, variant, seed)
-        for method in "ab"
-        for variant in ("default", "tuned")
-        for seed in (8, 9)
-    }
-    assert {job.seed for job in jobs if job.kind == "search"} == {7}
-
-
-@pytest.mark.parametrize(("first", "wanted"), [(None, {None}), (3, {4, 5})])
-def test_finals_have_the_partitions_after_that_of_the_search(first, wanted):
-    plan = StudyPlan({"a": Counting()}, Budget(3, 2, 7, 2, first))
-
-    jobs = played(plan, itertools.repeat(0))
-
-    assert {job.partition_seed for job in jobs if job.kind == "search"} == {None}
-    finals = [job for job in jobs if job.kind == "final"]
-    assert {job.partition_seed for job in finals} == wanted
-    assert first is None or all(job.partition_seed - first == job.seed - 7 for job in finals)
-
-
-def test_finals_train_the_winner_and_the_defaults():
-    plan = StudyPlan({"a": Counting()}, Budget(4, 1, 0, 2))
-
-    jobs = played(plan, itertools.repeat(0), score=lambda job: -((job.index - 2) ** 2))
-
-    tuned = next(job for job in jobs if job.variant == "tuned")
-    default = next(job for job in jobs if job.variant == "default")
-    assert (tuned.index, tuned.params) == (2, {"train.optimizer.lr": 2})
-    assert (default.index, default.params) == (0, {"train.optimizer.lr": 0})
+    assert len(names) == len(set(names)) == 2 * 3
+    assert {job.seed for job in jobs} == {7}
 
 
 @pytest.mark.parametrize("order", [(0,), (1,), (0, 1, 1), (1, 0)])
 def test_batches_do_not_depend_on_what_ends_first(order):
     def proposals(order):
-        plan = StudyPlan({"a": Last(True), "b": Last(True)}, Budget(7, 1, 0, 2))
+        plan = StudyPlan({"a": Last(True), "b": Last(True)}, Budget(7, 0, 2))
         jobs = played(plan, itertools.cycle(order))
         return sorted((job.name, tuple(job.params.items())) for job in jobs)
 
@@ -98,7 +68,7 @@ def test_batches_do_not_depend_on_what_ends_first(order):
 
 def test_resumed_plan_gives_what_has_not_ended_and_nothing_twice():
     samplers = {"a": Last(True)}
-    budget = Budget(6, 1, 0, 2)
+    budget = Budget(6, 0, 2)
     straight = StudyPlan(samplers, budget)
     every = {job.name: job for job in played(straight, itertools.repeat(0))}
     first = StudyPlan(samplers, budget)
@@ -112,7 +82,7 @@ def test_resumed_plan_gives_what_has_not_ended_and_nothing_twice():
 
 
 def test_resumed_trial_keeps_its_latest_parameters():
-    budget = Budget(2, 0, 0, 2)
+    budget = Budget(2, 0, 2)
     job = StudyPlan({"a": Counting()}, budget).next()
     changed = ended(job, None, state="running") | {"params": {"train.optimizer.lr": 0.5}}
 
@@ -122,29 +92,11 @@ def test_resumed_trial_keeps_its_latest_parameters():
     assert again.params == {"train.optimizer.lr": 0.5}
 
 
-def test_defaults_that_won_are_trained_again_once():
-    plan = StudyPlan({"a": Counting()}, Budget(3, 2, 0, 2))
-
-    jobs = played(plan, itertools.repeat(0), score=lambda job: -job.index)
-
-    assert [job.variant for job in jobs if job.kind == "final"] == ["default", "default"]
-    assert len(jobs) == 3 + 2
-
-
-def test_method_without_a_winner_has_no_finals():
-    plan = StudyPlan({"a": Counting()}, Budget(2, 3, 0, 2))
-
-    for _ in range(2):
-        plan.end(ended(plan.next(), None, state="failed"))
-
-    assert plan.is_over()
-
-
 def test_pass_over_some_jobs_ends_without_the_others():
-    plan = StudyPlan({"a": Counting(), "b": Counting()}, Budget(2, 1, 0, 2))
+    plan = StudyPlan({"a": Counting(), "b": Counting()}, Budget(2, 0, 2))
 
     def of_a(job):
-        return job.method == "a" and job.kind == "search" and job.index > 0
+        return job.method == "a" and job.index > 0
 
     job = plan.next(of_a)
     assert plan.next(of_a) is None
@@ -167,53 +119,9 @@ def test_pass_over_some_jobs_ends_without_the_others():
     ],
 )
 def test_winner_is_the_best_that_ran_to_the_end(scores, states, expected):
-    jobs = [TrainingJob("a", "search", index, 0, {}) for index in range(3)]
+    jobs = [TrainingJob("a", index, 0, {}) for index in range(3)]
     records = [ended(*item) for item in zip(jobs, scores, states, strict=True)]
 
     best = winner(records)
 
     assert (best and best.index) == expected
-
-
-def test_default_finals_begin_when_no_trial_can():
-    plan = StudyPlan({"a": Counting()}, Budget(3, 2, 0, 2))
-    trials = [plan.next() for _ in range(3)]
-    assert [job.kind for job in trials] == ["search"] * 3
-    assert plan.next() is None  # the default trial has not ended
-
-    plan.end(ended(trials[0], 0.1))
-    early = [plan.next(), plan.next()]
-
-    assert [(job.variant, job.seed) for job in early] == [("default", 1), ("default", 2)]
-    assert plan.next() is None  # the winner is not known
-
-    for trial, score in zip(trials[1:], (0.3, 0.2), strict=True):
-        plan.end(ended(trial, score))
-    assert [(job.variant, job.index) for job in (plan.next(), plan.next())] == [("tuned", 1)] * 2
-    assert plan.next() is None
-
-
-@pytest.mark.parametrize("state", ["diverged", "failed", "stopped"])
-def test_finals_wait_for_the_search_if_the_default_trial_has_no_result(state):
-    plan = StudyPlan({"a": Counting()}, Budget(2, 1, 0, 2))
-    trials = [plan.next(), plan.next()]
-
-    plan.end(ended(trials[0], None, state=state))
-    assert plan.next() is None
-
-    plan.end(ended(trials[1], 0.2))
-    assert [plan.next().variant for _ in range(2)] == ["default", "tuned"]
-
-
-def test_default_finals_do_not_begin_while_a_sampler_waits_for_results():
-    plan = StudyPlan({"a": Last(True)}, Budget(4, 1, 0, 2))
-    first = [plan.next(), plan.next()]
-    assert plan.next() is None
-
-    plan.end(ended(first[0], 0.1))
-    assert plan.next() is None  # two trials are not proposed yet
-
-    plan.end(ended(first[1], 0.2))
-    last = [plan.next(), plan.next()]
-    assert [job.kind for job in last] == ["search"] * 2
-    assert plan.next().variant == "default"

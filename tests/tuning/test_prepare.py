@@ -11,13 +11,10 @@ from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.parts import METRICS, offered
-from flbench.experiment import assembly
-from flbench.results import study_folder
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest, resources_of
-from flbench.tuning.study import partition_folder
 from tests.api.own_parts import accuracy
-from tests.support import SMALL, config_of
+from tests.support import SMALL
 
 
 def layers_of(*methods, more=()):
@@ -189,58 +186,6 @@ def test_reopened_study_asks_for_its_metric_again(begin):
 
     with pytest.raises(ConfigError, match=r"fl\.resume\(path, evaluation=\{'metrics'"):
         prepare.reopen(folder, {})
-
-
-def hashes(partitions):
-    return {seed: one.partition.hash() for seed, one in partitions.items()}
-
-
-@pytest.mark.slow
-def test_final_trainings_have_the_partitions_of_the_next_seeds(begin, federation_of):
-    folder, first = begin("fedavg", more=("partition.seed=4",), seeds=2)
-
-    again = prepare.reopen(folder, {})
-
-    assert hashes(again.partitions) == hashes(first.partitions)
-    assert again.budget == first.budget
-    assert first.budget.partition_seed == 4
-    for seed in (5, 6):
-        path = partition_folder(folder.path, seed)
-        wanted = federation_of(f"partition.seed={seed}")
-        assert json.loads((path / "partition.json").read_text())["hash"] == wanted
-        assert hashes(first.partitions)[seed] == wanted
-        assert (path / "partition.npz").is_file()
-    assert study_folder.read(folder.path).header.vary == "both"
-
-    (partition_folder(folder.path, 5) / "partition.json").write_text('{"hash": "0123"}')
-    with pytest.raises(UserError, match=r"seed5 began with .*Restore"):
-        prepare.reopen(folder, {})
-
-
-@pytest.fixture
-def federation_of():
-    """Function from overrides to the hash of the partition of the small setting."""
-
-    def made(*more):
-        items = [item for item in SMALL if not item.startswith("engine.")]
-        return assembly.load_federation(config_of(*items, *more)).partition.hash()
-
-    return made
-
-
-@pytest.mark.slow
-def test_final_trainings_share_the_partition_where_there_is_no_other(begin, federation_of):
-    folder, asked = begin("fedavg", seeds=2, vary="training")
-    assert not asked.partitions
-    assert asked.budget.partition_seed is None
-    saved = (f"partition.path={folder.path / 'partition.npz'}", "partition.scheme=file")
-
-    other, prepared = begin("fedavg", seeds=2, more=saved)
-
-    assert not prepared.partitions
-    assert any("same partition for every seed" in note for note in prepared.notes)
-    assert study_folder.read(other.path).header.vary == "training"
-    assert not prepare.reopen(other, {}).partitions
 
 
 @pytest.mark.slow

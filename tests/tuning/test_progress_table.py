@@ -14,7 +14,7 @@ from flbench.tuning.study import TrainingJob
 def progress(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(boards.time, "monotonic", lambda: clock[0])
-    made = ProgressTable(("a", "b"), "accuracy", 2, 2, 10, Console(file=io.StringIO(), width=200))
+    made = ProgressTable(("a", "b"), "accuracy", 2, 10, Console(file=io.StringIO(), width=200))
     made.clock = clock
     return made
 
@@ -28,8 +28,8 @@ def said(progress):
 
 
 def test_time_left_leaves_out_what_came_before_the_first_trial(progress):
-    """80 rounds in all, one a second from the first report on."""
-    job = TrainingJob("a", "search", 0, 0, {})
+    """40 rounds in all, one a second from the first report on."""
+    job = TrainingJob("a", 0, 0, {})
     progress.clock[0] += 60  # processes start
     progress.update(job, 0)
     progress.clock[0] += 10
@@ -37,66 +37,40 @@ def test_time_left_leaves_out_what_came_before_the_first_trial(progress):
 
     progress.end(ended(job))
 
-    assert "1 min 10 s left" in said(progress)
+    assert "30.0 s left" in said(progress)
 
 
 def test_time_left_of_a_resumed_study_depends_on_its_own_rounds_only(progress):
-    searched = [TrainingJob("a", "search", k, 0, {}) for k in range(2)]
+    searched = [TrainingJob("a", k, 0, {}) for k in range(2)]
     progress.add_ended([ended(job, score=0.5 + job.index / 10) for job in searched])
-    job = TrainingJob("b", "search", 0, 0, {})
+    job = TrainingJob("b", 0, 0, {})
     progress.update(job, 0)
     progress.clock[0] += 5
     progress.update(job, 5)
 
     progress.end(ended(job))
 
-    assert progress.table().title.startswith("30 of about 80 rounds, 25.0 s left")
+    assert progress.table().title.startswith("30 of about 40 rounds, 5.0 s left")
 
 
 def test_time_left_expects_that_trials_are_stopped_as_early_as_before(progress):
-    """Two of four trials were stopped after 2 rounds, a second each; four finals are of 10."""
-    progress.update(TrainingJob("a", "search", 0, 0, {}), 0)
+    """Two of four trials were stopped after 2 rounds, a second each."""
+    progress.update(TrainingJob("a", 0, 0, {}), 0)
     for method in ("a", "b"):
-        job = TrainingJob(method, "search", 0, 0, {})
+        job = TrainingJob(method, 0, 0, {})
         progress.clock[0] += 2
         progress.update(job, 2)
         progress.end(ended(job, state="stopped", round=2))
 
-    assert progress.table().title.startswith("4 of about 48 rounds, 44.0 s left")
-
-
-@pytest.mark.parametrize(
-    ("scores", "finals"), [((0.5, 0.6), 2), ((0.6, 0.5), 1), ((0.5, 0.5), 1), ((None, None), 0)]
-)
-def test_final_trainings_are_those_that_the_search_leaves(progress, scores, finals):
-    """The default trial is the first one; if it wins, no tuned parameters are trained."""
-    progress.update(TrainingJob("a", "search", 0, 0, {}), 0)
-    for method in ("a", "b"):
-        for k, score in enumerate(scores):
-            job = TrainingJob(method, "search", k, 0, {})
-            progress.clock[0] += 10
-            progress.update(job, 10)
-            progress.end(ended(job, score=score))
-
-    assert "4/4 trials" in said(progress)
-    for method in ("a", "b"):
-        for k in range(finals):
-            job = TrainingJob(method, "final", k, 1 + k, {}, ("default", "tuned")[k])
-            progress.clock[0] += 10
-            progress.update(job, 10)
-            progress.end(ended(job))
-    if finals:
-        assert f"{2 * finals}/{2 * finals} final trainings" in said(progress)
-    assert said(progress).rstrip().endswith("0.0 s left")
-    assert progress.table().title.startswith(f"{40 + 20 * finals} of about {40 + 20 * finals} ")
+    assert progress.table().title.startswith("4 of about 8 rounds, 4.0 s left")
 
 
 def test_time_left_counts_what_an_interrupted_trial_had_done_as_done(progress):
-    job = TrainingJob("a", "search", 0, 0, {})
+    job = TrainingJob("a", 0, 0, {})
     progress.add_interrupted([ended(job, state="running", round=8)])
     progress.update(job, 9)
     progress.clock[0] += 3
     progress.update(job, 10)
 
-    # Two rounds took three seconds, and 70 are left; the eight rounds before took no time here.
-    assert progress.table().title.startswith("10 of about 80 rounds, 1 min 45 s left")
+    # Two rounds took three seconds, and 30 are left; the eight rounds before took no time here.
+    assert progress.table().title.startswith("10 of about 40 rounds, 45.0 s left")

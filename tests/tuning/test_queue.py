@@ -14,7 +14,7 @@ from tests.tuning.test_plan import Counting
 @pytest.fixture
 def queue(tmp_path):
     ended = []
-    plan = StudyPlan({"a": Counting()}, Budget(2, 0, 0, 2))
+    plan = StudyPlan({"a": Counting()}, Budget(2, 0, 2))
     made = JobQueue(
         tmp_path, plan, lambda job: True, ended.append, rounds=4, is_over=lambda: made.is_over
     )
@@ -84,7 +84,7 @@ def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(queue, wrot
 def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states, wanted):
     """With half as many at once after a lack of memory; never where a method has a winner."""
     (tmp_path / "study.json").write_text("{}")
-    plan = StudyPlan({"a": Counting()}, Budget(2, 0, 0, 7))
+    plan = StudyPlan({"a": Counting()}, Budget(2, 0, 7))
     made = JobQueue(
         tmp_path, plan, lambda job: True, lambda record: None, rounds=4, is_over=lambda: False
     )
@@ -109,7 +109,7 @@ def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states
     )
     assert called == (wanted if wanted is None else f"fl.resume('a'{', jobs=3' if wanted else ''})")
     assert [record["state"] for record in folder.records()] == states
-    resumed = StudyPlan({"a": Counting()}, Budget(2, 0, 0, 7), folder.records())
+    resumed = StudyPlan({"a": Counting()}, Budget(2, 0, 7), folder.records())
     assert resumed.is_over() == (wanted is None)
     assert run.how_to_resume(folder, prepared) is None
 

@@ -12,9 +12,7 @@ from flbench.tuning.study import TrainingJob
 
 def jobs_of(*methods, count=12):
     return {
-        f"{method}{k}": TrainingJob(method, "search", k, 0, {})
-        for method in methods
-        for k in range(count)
+        f"{method}{k}": TrainingJob(method, k, 0, {}) for method in methods for k in range(count)
     }
 
 
@@ -94,15 +92,13 @@ def test_methods_do_not_stop_each_other():
     assert all(report(scheduler, f"b{k}", 1, 0.1 + 0.01 * k) == "CONTINUE" for k in range(4))
 
 
-def test_default_parameters_and_finals_run_to_the_end():
-    final = TrainingJob("a", "final", 3, 1, {}, "tuned")
-    jobs = jobs_of("a") | {"final": final}
+def test_default_parameters_run_to_the_end():
+    jobs = jobs_of("a")
     scheduler = HalvingByMethod(jobs, rounds=9, grace=1)
     for k in range(1, 9):
         report(scheduler, f"a{k}", 1, 0.9)
 
     assert report(scheduler, "a0", 1, 0.0) == "CONTINUE"
-    assert report(scheduler, "final", 1, 0.0) == "CONTINUE"
     assert report(scheduler, "a9", 1, 0.0) == "STOP"
 
 

@@ -2,23 +2,18 @@ import csv
 import json
 import re
 import shutil
-from itertools import combinations
 
 import numpy as np
 import pytest
-from flbench.tracking.study_folder import best_folder, trial_folders
-from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 import flbench as fl
+from flbench.api import studies
 from flbench.cli.app import main
-from flbench.results import study_folder
 from flbench.tuning import plan, tables
 from flbench.tuning import study_page as results_of
 from flbench.tuning.failures import find_failures
-from flbench.tuning.report import StudyReport
 from tests.support import pictures_in_pages
-from tests.tuning.studies import DEFAULTS, begin, final, trial, write
+from tests.tuning.studies import DEFAULTS, begin, cell, trial, write
 
 pytestmark = pytest.mark.slow  # they write reports with pictures
 
@@ -28,7 +23,8 @@ FILES = ("trials.csv", "results.json", "study.md", "report.html")
 @pytest.fixture(scope="module")
 def written(tmp_path_factory, finished_run):
     """A finished study of two methods, with its results."""
-    folder = begin(tmp_path_factory.mktemp("studies") / "study", "hfcd", "fedavg", trials=10)
+    path = tmp_path_factory.mktemp("studies") / "study"
+    folder = begin(path, "hfcd", "fedavg", trials=10, vary="training")
     for offset, method in ((0.0, "hfcd"), (0.1, "fedavg")):
         for k in range(9):
             params = DEFAULTS | {"algorithm.tau": 0.01 * 2**k, "algorithm.groups": 2 + k % 7}
@@ -36,11 +32,11 @@ def written(tmp_path_factory, finished_run):
         del params["algorithm.distance"]
         trial(folder, method, 9, 0.4, params=params, state="stopped", round=1)
         for seed in (1, 2, 3):
-            for variant, gain in (("default", 0.0), ("tuned", 0.05 + seed / 1000)):
+            for label, gain in ((f"{method} tuned", 0.05 + seed / 1000), (method, 0.0)):
                 score = {"accuracy": 0.6 + offset + seed / 50 + gain, "macro_f1": 0.3}
-                final(folder, finished_run, method, variant, seed, score, of=8 if gain else 0)
+                cell(folder, finished_run, label, seed, score)
     with pictures_in_pages():
-        results_of.write(folder)
+        write_page(folder)
     return folder
 
 
@@ -49,7 +45,11 @@ def texts(folder):
 
 
 def report_of(folder):
-    return StudyReport(study_folder.read(folder))
+    return studies.report_of(folder)
+
+
+def write_page(folder):
+    results_of.write(report_of(folder))
 
 
 def rows(block, **wanted):
@@ -66,8 +66,8 @@ def test_report_names_the_deployment_that_it_compares(tmp_path, finished_run):
         trial(folder, "ft", k, 0.5 + k / 10)
         for seed in (1, 2, 3):
             score = {"accuracy": 0.9, "noft": {"accuracy": 0.5 + k / 10 + seed / 100}}
-            final(folder, finished_run, "ft", ("default", "tuned")[k], seed, score, of=k)
-    results_of.write(folder)
+            cell(folder, finished_run, ("ft", "ft tuned")[k], seed, score)
+    write_page(folder)
     report = report_of(folder)
 
     assert "accuracy of the deployment `noft`" in report.facts["metric"]
@@ -96,7 +96,7 @@ def test_results_written_again_are_the_same(written):
     before = texts(written)
 
     with pictures_in_pages():
-        results_of.write(written)
+        write_page(written)
 
     assert texts(written) == before
     assert not list(written.rglob("*.part"))
@@ -122,13 +122,10 @@ def test_claims_about_partitions_of_their_own_speak_of_new_ones(tmp_path, writte
     shutil.copytree(written, study)
     tree = json.loads((study / "study.json").read_text())
     write(study / "study.json", tree | {"vary": "both"})
-    for folder in study.glob("finals/*/*"):
+    for folder in study.glob("cells/*"):
         seed = folder.name[-1]
         summary = json.loads((folder / "summary.json").read_text())
         write(folder / "summary.json", summary | {"partition_hash": seed * 64})
-        config = (folder / "config.yaml").read_text()
-        config = re.sub(r"^seed: \d+", f"seed: {seed}", config, flags=re.MULTILINE)
-        (folder / "config.yaml").write_text(config)
         # All samples, at clients that are drawn anew.
         rng = np.random.default_rng(int(seed))
         parts = {"client": rng.integers(0, 5, 300), "part": rng.integers(0, 3, 300, np.uint8)}
@@ -141,81 +138,20 @@ def test_claims_about_partitions_of_their_own_speak_of_new_ones(tmp_path, writte
     assert "on the partition of the search" in report_of(written).budget
 
 
-TEST = {
-    "hfcd": {"default": [0.70, 0.72, 0.75], "tuned": [0.80, 0.81, 0.86]},
-    "fedavg": {"default": [0.60, 0.62, 0.66], "tuned": [0.61, 0.60, 0.68]},
-    "fedprox": {"default": [0.50, 0.52, 0.53], "tuned": [0.79, 0.83, 0.84]},
-}
-
-
-def test_gains_are_single_tests_and_pairs_of_tuned_methods_are_corrected_together(
-    tmp_path, finished_run
-):
-    folder = begin(tmp_path / "study", *TEST)
-    for method, variants in TEST.items():
-        trial(folder, method, 0, 0.65)
-        trial(folder, method, 1, 0.75)
-        for variant, values in variants.items():
-            for seed, value in enumerate(values, start=1):
-                final(folder, finished_run, method, variant, seed, {"accuracy": value})
-
-    found = report_of(folder).analysis.pairs.set_index(["first", "second"])
-
-    values = {
-        method if variant == "default" else f"{method} tuned": some
-        for method, variants in TEST.items()
-        for variant, some in variants.items()
-    }
-    p = {pair: stats.ttest_rel(*(values[name] for name in pair)).pvalue for pair in found.index}
-    assert found["p"].to_dict() == pytest.approx(p)
-    gains = [(f"{method} tuned", method) for method in TEST]
-    assert found.loc[gains, "p_holm"].to_list() == pytest.approx([p[pair] for pair in gains])
-    others = [*combinations([f"{method} tuned" for method in TEST], 2)]
-    assert sorted(found.index) == sorted([*gains, *others])
-    holm = multipletests([p[pair] for pair in others], method="holm")[1]
-    assert found.loc[others, "p_holm"].to_list() == pytest.approx(holm)
-    assert set(found.loc[gains, "verdict"]) == {"better", "no significant difference"}
-
-
-def test_answer_is_about_the_tuned_methods(tmp_path, finished_run):
-    folder = begin(tmp_path / "study", "hfcd", "fedproto", "fedavg", trials=2)
-    tests = {"hfcd": (0.5, 0.8), "fedproto": (0.9, 0.6), "fedavg": (0.4, 0.7)}
-    for method, values in tests.items():
-        trial(folder, method, 0, 0.5)
-        trial(folder, method, 1, 0.6)
-        for variant, value in zip(("default", "tuned"), values, strict=True):
-            for seed in (1, 2, 3):
-                score = {"accuracy": value + seed**2 / 1000 * (1 + value)}
-                final(folder, finished_run, method, variant, seed, score)
-
-    analysis = report_of(folder).analysis
-
-    assert analysis.leaderboard["method"].iloc[0] == "fedproto"
-    named = re.findall(r"(?:hfcd|fedproto|fedavg)(?: tuned)?", analysis.answer[0])
-    assert named[0] == "hfcd tuned"
-    assert {*named} <= {f"{method} tuned" for method in tests}
-
-
 def test_study_and_its_report_judge_the_best_round(tmp_path, finished_run):
     folder = begin(tmp_path / "study", "hfcd", "fedavg")
     for method, best in (("hfcd", 0.8), ("fedavg", 0.7)):
         for seed in (1, 2, 3):
-            run = final(folder, finished_run, method, "default", seed, {"accuracy": best})
+            run = cell(folder, finished_run, method, seed, {"accuracy": best})
             summary = json.loads((run / "summary.json").read_text())
             summary["last"]["test"]["accuracy"] = best / 2
             write(run / "summary.json", summary)
-            config = (run / "config.yaml").read_text()
-            (run / "config.yaml").write_text(re.sub(r"(?m)^seed: \d+", f"seed: {seed}", config))
 
-    own, reported = report_of(folder).analysis.leaderboard, fl.report(folder).leaderboard
-    finals = fl.load(folder).finals.groupby("method")
-
-    for board in (own, reported):
-        columns = board.set_index("method")[["mean", "last"]]
+    boards = (report_of(folder).analysis, fl.report(folder), fl.load(folder).comparison)
+    for board in boards:
+        columns = board.leaderboard.set_index("method")[["mean", "last"]]
         assert columns.loc["hfcd"].tolist() == pytest.approx([0.8, 0.4])
         assert columns.loc["fedavg"].tolist() == pytest.approx([0.7, 0.35])
-    assert finals["test.accuracy"].mean().to_dict() == pytest.approx({"hfcd": 0.8, "fedavg": 0.7})
-    assert finals["last.test.accuracy"].mean()["hfcd"] == pytest.approx(0.4)
 
 
 def test_defaults_that_won_are_the_tuned_parameters_too(tmp_path, finished_run):
@@ -224,14 +160,13 @@ def test_defaults_that_won_are_the_tuned_parameters_too(tmp_path, finished_run):
         trial(folder, method, 0, 0.9)
         trial(folder, method, 1, score)
         for seed in (1, 2, 3):
-            final(folder, finished_run, method, "default", seed, {"accuracy": seed / 10})
+            cell(folder, finished_run, method, seed, {"accuracy": seed / 10})
     for seed in (1, 2, 3):
-        final(folder, finished_run, "fedavg", "tuned", seed, {"accuracy": seed / 9})
+        cell(folder, finished_run, "fedavg tuned", seed, {"accuracy": seed / 9})
 
     report = report_of(folder)
 
-    pairs = report.analysis.pairs[["first", "second"]].itertuples(index=False)
-    assert [*map(tuple, pairs)] == [("fedavg tuned", "fedavg"), ("hfcd", "fedavg tuned")]
+    assert set(report.analysis.leaderboard["method"]) == {"hfcd", "fedavg", "fedavg tuned"}
     assert "no trial was better than the default parameters of hfcd" in report.answer[0]
 
 
@@ -245,13 +180,11 @@ def test_score_of_a_stopped_default_trial_is_not_compared(tmp_path):
     assert (line["default"], line["best"]) == ("-", "-")
 
 
-def test_final_trainings_without_the_metric_or_that_are_damaged_are_left_out(
-    tmp_path, finished_run
-):
+def test_cells_that_are_damaged_are_left_out(tmp_path, finished_run):
     folder = begin(tmp_path / "study", "hfcd", metric="gain")
     trial(folder, "hfcd", 1, 0.5)
-    for seed, test in ((1, {}), (2, {"gain": 0.5}), (3, {"gain": 0.6})):
-        path = final(folder, finished_run, "hfcd", "default", seed, test)
+    for seed, test in ((2, {"gain": 0.5}), (3, {"gain": 0.6})):
+        path = cell(folder, finished_run, "hfcd", seed, test)
     (path / "clients.csv").write_text("moment,client\n")
 
     report = report_of(folder)
@@ -309,24 +242,23 @@ def test_no_test_figure_of_a_search_trial_is_read(tmp_path, written, finished_ru
     )
 
     with pictures_in_pages():
-        results_of.write(folder)
+        write_page(folder)
 
     for name, text in texts(folder).items():
         assert "0.8765" not in text, name
-        assert text == (written / name).read_text()
+        assert text.replace(str(folder), str(written)) == (written / name).read_text()
 
 
 def test_study_without_any_trial_has_a_report(tmp_path):
     folder = begin(tmp_path / "study", "hfcd", "fedavg")
 
-    results_of.write(folder)
+    write_page(folder)
 
     page, tree = texts(folder)["report.html"], json.loads(texts(folder)["results.json"])
     assert tree["methods"]["hfcd"]["winner"] is None
     assert (
         "The budget is not equal yet: of 4 trials each, 0 of hfcd, 0 of fedavg have begun." in page
     )
-    assert "not trained with seed 1, 2, 3" in page
     assert not list((folder / "pictures").iterdir())
 
 
@@ -335,18 +267,13 @@ def test_unfinished_study_notes_what_is_missing(tmp_path, finished_run):
     trial(folder, "hfcd", 0, 0.5)
     trial(folder, "hfcd", 1, None, state="running", round=0, ended=None)
     trial(folder, "hfcd", 2, None, state="failed", reason="killed <b>twice</b> | gone.", attempts=3)
-    final(folder, finished_run, "hfcd", "default", 1, {"accuracy": 0.5})
-    final(folder, finished_run, "hfcd", "default", 2, {}, state="failed", reason="no memory.")
 
-    results_of.write(folder)
+    write_page(folder)
 
     report = report_of(folder)
     assert "Unfinished: 1 trial still running or interrupted." in report.notes
     assert find_failures(report) == [
         "hfcd, trial 2: failed after 3 rounds (3 attempts): killed <b>twice</b> | gone.",
-        "hfcd, default, seed 2: failed: no memory.",
-        "hfcd, default: not trained with seed 3.",
-        # Nothing of `tuned`: the default trial leads, so its trainings are the tuned ones.
     ]
     assert "<b>twice" not in texts(folder)["report.html"]
     [line] = rows(tables.trials(report))
@@ -359,7 +286,7 @@ def test_scores_that_are_not_numbers_are_left_out(tmp_path):
     trial(folder, "hfcd", 1, None, state="diverged", reason="no client finished.")
     trial(folder, "hfcd", 2, float("inf"), state="stopped")
 
-    results_of.write(folder)
+    write_page(folder)
 
     json.loads(texts(folder)["results.json"], parse_constant=pytest.fail)
     found = find_failures(report_of(folder))
@@ -375,10 +302,10 @@ def test_one_method_and_one_seed_have_no_interval_and_no_rival(tmp_path, finishe
     folder = begin(tmp_path / "study", "hfcd", seeds=1, trials=2)
     for k in range(2):
         trial(folder, "hfcd", k, 0.5 + k)
-    for variant, value in (("default", 0.5), ("tuned", 0.75)):
-        final(folder, finished_run, "hfcd", variant, 1, {"accuracy": value})
+    for label, value in (("hfcd tuned", 0.75), ("hfcd", 0.5)):
+        cell(folder, finished_run, label, 1, {"accuracy": value})
 
-    results_of.write(folder)
+    write_page(folder)
 
     report = report_of(folder)
     [gain] = rows(tables.comparison(report)[1])
@@ -396,7 +323,7 @@ def test_one_trial_wins_everywhere(tmp_path):
         for k, score in enumerate((0.8, 0.8, 0.8, 0.7))
     ]
 
-    results_of.write(folder)
+    write_page(folder)
 
     assert plan.winner(records).index == 2
     assert fl.Study(folder).best("hfcd").index == 2
@@ -406,7 +333,6 @@ def test_one_trial_wins_everywhere(tmp_path):
         assert [line["index"] for line in csv.DictReader(file) if line["winner"] == "1"] == ["2"]
     [best] = [row["best"] for row in rows(tables.parameters(report_of(folder), "hfcd"))][:1]
     assert float(best) == 3
-    assert best_folder(trial_folders(folder / "trials" / "hfcd")[0]).trial.index == 2
 
 
 @pytest.mark.parametrize(
@@ -438,7 +364,7 @@ def test_claim_needs_three_seeds(tmp_path, finished_run, seeds, verdict):
         trial(folder, method, 1, 0.5)
         for seed in range(1, seeds + 1):
             score = value + seed * value / 1000
-            final(folder, finished_run, method, "tuned", seed, {"accuracy": score})
+            cell(folder, finished_run, f"{method} tuned", seed, {"accuracy": score})
 
     [line] = rows(tables.comparison(report_of(folder))[1])
 
@@ -449,14 +375,14 @@ def test_winner_at_the_edge_of_its_space_is_marked(tmp_path):
     space = {
         "algorithm.tau": {"loguniform": [0.01, 10.0]},
         "algorithm.groups": {"int": [2, 8]},
-        "train.participation": {"uniform": [0.1, 1.0]},
+        "train.optimizer.momentum": {"uniform": [0.0, 0.9]},
         "train.optimizer.lr": {"loguniform": [0.001, 1.0]},
     }
     folder = begin(tmp_path / "study", "fedavg", space=space)
     best = {
         "algorithm.tau": 9.9,
         "algorithm.groups": 2,
-        "train.participation": 0.99,
+        "train.optimizer.momentum": 0.01,
         "train.optimizer.lr": 0.03,
     }
     trial(folder, "fedavg", 0, 0.5, params=best)
@@ -467,7 +393,7 @@ def test_winner_at_the_edge_of_its_space_is_marked(tmp_path):
     assert warnings == {
         "algorithm.tau": "at the high end: widen the space",
         "algorithm.groups": "at the low end: widen the space",
-        "train.participation": "at the high end, which is a limit of the parameter itself",
+        "train.optimizer.momentum": "at the low end, which is a limit of the parameter itself",
         "train.optimizer.lr": "",
     }
     assert "algorithm.tau at the high end" in tables.winner(report, "fedavg")

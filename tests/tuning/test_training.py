@@ -24,7 +24,6 @@ from flbench.results.summary import best_round
 from flbench.tuning.study import (
     StudyFolder,
     TrainingJob,
-    partition_folder,
     read_record,
     write_record,
 )
@@ -70,7 +69,7 @@ def federation():
 
 
 def job_of(method="fedavg", index=1, *, rate=0.1, **changes):
-    job = TrainingJob(method, "search", index, 0, {"train.optimizer.lr": rate})
+    job = TrainingJob(method, index, 0, {"train.optimizer.lr": rate})
     return dataclasses.replace(job, **changes)
 
 
@@ -372,49 +371,6 @@ def test_trial_with_other_parameters_starts_from_the_beginning(study, federation
     assert read_record(study, job_of())["params"] == {"train.optimizer.lr": 0.2}
 
 
-def test_final_is_a_whole_run_on_the_same_partition(study, federation):
-    job = job_of(kind="final", variant="tuned", seed=3)
-
-    trained(study, job, federation)
-
-    path = study / job.name
-    assert path.name == "tuned-seed3"
-    for name in ("summary.json", "per_class.csv", "clients.csv", "report.html", "partition.npz"):
-        assert (path / name).is_file()
-    rows = metrics_file.read(path / "metrics.csv")
-    summary = yaml.safe_load((path / "summary.json").read_text())
-    # Test parts are looked at once: the last round's models, and those of the best one.
-    looked = {row.round for row in rows if row.split in ("test", "common")}
-    assert looked == {4, summary["best"]["round"]}
-    assert summary["best"]["test"]["accuracy"] > 0
-    assert summary["seed"] == 3
-    assert summary["partition_hash"] == federation.partition.hash()
-    assert summary["last"]["test"]["accuracy"] > 0
-    assert read_record(study, job)["of"] == 1
-
-
-def test_final_on_another_partition_is_the_run_of_a_comparison(study, federation, tmp_path):
-    """With the same seeds, a comparison has the same partition, configuration and weights."""
-    items = [item for item in ITEMS if not item.startswith("partition.seed")]
-    config = config_of(*items, "partition.seed=3")
-    other = assembly.load_federation(config)
-    folder = partition_folder(study, 3)
-    folder.mkdir(parents=True)
-    partition_files.save(other.partition, other.dataset, config.partition, folder / "partition.npz")
-    job = job_of(kind="final", variant="tuned", seed=3, partition_seed=3)
-
-    trained(study, job, other)
-
-    more = ("algorithm=fedavg", "seed=3", "train.optimizer.lr=0.1")
-    _, summary = run(tmp_path / "runs", *items, *more)
-    found = yaml.safe_load((study / job.name / "summary.json").read_text())
-    for key in ("partition_hash", "config_hash", "weights_digest"):
-        assert found[key] == summary[key]
-    assert found["partition_hash"] != federation.partition.hash()
-    for name in ("partition.npz", "partition.json"):
-        assert (study / job.name / name).read_bytes() == (folder / name).read_bytes()
-
-
 def test_trial_that_the_method_refuses_is_failed_with_the_reason(study, federation):
     job = dataclasses.replace(job_of(), params={"train.optimizer.lr": -1.0})
 
@@ -442,7 +398,6 @@ def test_samples_are_the_same_after_trials(study, federation):
     shared = federation.without_samples().with_samples(read_only)
 
     trained(study, job_of("fedproto"), shared)
-    trained(study, job_of(kind="final", variant="default", seed=1), shared)
 
     assert hashlib.sha256(shared.x.numpy().tobytes()).hexdigest() == before
 

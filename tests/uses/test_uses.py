@@ -160,19 +160,18 @@ def test_a_script_gets_the_same_report(comparison, ranked):
 # A study, from its search to its table and to MLflow
 
 
-def finals_of(study: Path) -> dict[str, list[Path]]:
-    """Return the folders of final trainings by the name of their row in the table."""
+def cells_of(study: Path) -> dict[str, list[Path]]:
+    """Return the folders of the cells by the name of their row in the table."""
     found: dict[str, list[Path]] = {}
-    for run in sorted(study.glob("finals/*/*-seed*")):
-        variant = "" if run.name.startswith("default") else " tuned"
-        found.setdefault(run.parent.name + variant, []).append(run)
+    for cell in json.loads((study / "comparison.json").read_text())["cells"]:
+        found.setdefault(cell["method"], []).append(study / "cells" / cell["name"])
     return found
 
 
 @needs("ray")
 @needs("mlflow")
 @pytest.mark.mlflow
-def test_a_study_ends_in_the_table_of_its_final_trainings(study):
+def test_a_study_ends_in_the_table_of_its_cells(study):
     results = json.loads((study / "results.json").read_text())
     for method in ("fedper", "hfcd"):
         trials = [json.loads(f.read_text()) for f in study.glob(f"trials/{method}/*/trial.json")]
@@ -183,13 +182,14 @@ def test_a_study_ends_in_the_table_of_its_final_trainings(study):
             trial["params"] for trial in trials if trial["index"] == winner["index"]
         )
     expected = {
-        name: np.mean([rare_recall(run) for run in runs]) for name, runs in finals_of(study).items()
+        name: np.mean([rare_recall(run) for run in runs]) for name, runs in cells_of(study).items()
     }
 
     found = {row["method"]: row["mean"] for row in results["comparison"]["leaderboard"]}
 
     assert found == pytest.approx(expected, abs=1e-12)
-    assert set(found) == {"fedper", "fedper tuned", "hfcd", "hfcd tuned"}
+    tuned = {f"{name} tuned" for name, one in results["methods"].items() if one["winner"]["index"]}
+    assert set(found) == {"fedper", "hfcd", *tuned}
     assert list(found.values()) == sorted(found.values(), reverse=True)
 
 
@@ -222,16 +222,15 @@ def test_mlflow_has_the_figures_of_the_study(study, folder):
             trial = json.loads(file.read_text())
             metrics = runs[f"{method} {trial['index']:03d}"].data.metrics
             assert metrics["validation/rare_recall"] == pytest.approx(trial["score"], abs=1e-9)
-    for name, finals in finals_of(study).items():
-        for run in finals:
-            seed = re.sub(r".*-seed", "", run.name)
-            found = runs[f"seed{seed} {name}"].data
+    for name, cells in cells_of(study).items():
+        for run in cells:
+            found = runs[f"{run.name.rpartition('-')[2]} {name}"].data
             assert found.tags["method"] == name
             assert found.metrics["rare_recall"] == pytest.approx(rare_recall(run), abs=1e-9)
             recall = of_best(pd.read_csv(run / "per_class.csv")).set_index("class")
             for number, value in recall["recall"].dropna().items():
                 assert found.metrics[f"recall/{number}"] == pytest.approx(value, abs=1e-9)
-        mean = np.mean([rare_recall(run) for run in finals])
+        mean = np.mean([rare_recall(run) for run in cells])
         assert runs[name].data.metrics["rare_recall"] == pytest.approx(mean, abs=1e-9)
         assert runs[study.name].data.metrics[f"rare_recall/{name}"] == pytest.approx(mean, abs=1e-9)
     assert max(len(run.data.metrics) for run in runs.values()) <= 40
