@@ -10,49 +10,33 @@ def of(
     run: StoredRun, table: pd.DataFrame, metric: str | None, mode: str | None, checkpoint: str
 ) -> int | str:
     """Return the name or the id of the client in a table of clients; see `Run.best_client`."""
-    if not len(table):
-        raise UserError(
-            f"{run.path} is unfinished, so it has no scores of its clients yet. Continue it"
-            f" with fl.resume({str(run.path)!r})."
-        )
-    by = run.config.evaluation.best
+    by, own = run.config.evaluation.best, run.config.evaluation.metrics or {}
     metric = by.column if metric is None else metric
-    known = [
-        name.removeprefix(VALIDATION)
-        for name in map(str, table.columns)
-        if name.startswith(VALIDATION) and name != "validation_size"
-    ]
-    if not known:
-        raise UserError(
-            f"{run.path} has no validation scores of its clients. Name a client: model(client=...)."
-        )
+    columns = [str(name) for name in table.columns if str(name).startswith(VALIDATION)]
+    known = [name.removeprefix(VALIDATION) for name in columns if name != f"{VALIDATION}size"]
     if metric not in known:
         raise UserError(
-            f"`metric` must be one of {', '.join(known)}, got {metric!r}."
+            f"`metric` must be one of the validation scores of {run.path}"
+            f" ({', '.join(known) or 'it has none'}), got {metric!r}."
             f"{did_you_mean(str(metric).removeprefix(VALIDATION), known)}"
         )
-    if checkpoint not in ("best", "last"):
-        raise UserError(f"`checkpoint` must be best or last, got {checkpoint!r}.")
-    if mode is None:
-        is_own = metric in (run.config.evaluation.metrics or {})
-        if is_own and (metric != by.metric or by.mode is None):
-            raise UserError(
-                f"flbench does not know whether larger values of `{metric}` are better. Give"
-                " mode='max' or mode='min'."
-            )
-        mode = by.mode or "max" if metric == by.column else "max"
-    if mode not in ("max", "min"):
-        raise UserError(f"`mode` must be max or min, got {mode!r}.")
+    if checkpoint not in ("best", "last") or mode not in ("max", "min", None):
+        raise UserError(
+            f"`checkpoint` must be best or last, got {checkpoint!r}, and `mode` must be max or min,"
+            f" got {mode!r}."
+        )
+    if mode is None and metric in own and (metric != by.metric or by.mode is None):
+        raise UserError(
+            f"flbench does not know whether larger values of `{metric}` are better. Give"
+            " mode='max' or mode='min'."
+        )
+    mode = mode or (by.mode if metric == by.column else None) or "max"
     rows = table[table["moment"] == checkpoint].dropna(subset=f"{VALIDATION}{metric}")
     if not len(rows):
         raise UserError(
-            f"no client of {run.path} has a validation `{metric}`: the partition has no"
-            " validation part (partition.split), or the metric has no value on the clients'"
-            " validation parts. Choose another metric, or name a client: model(client=...)."
+            f"no client of {run.path} has a validation `{metric}`: the run is unfinished, or the"
+            " partition has no validation part (partition.split). Name a client: model(client=...)."
         )
-    order = rows.sort_values(
-        [f"{VALIDATION}{metric}", "validation_size", "client"],
-        ascending=[mode == "min", False, True],
-    )
-    first = order.iloc[0]
+    order = [f"{VALIDATION}{metric}", f"{VALIDATION}size", "client"]
+    first = rows.sort_values(order, ascending=[mode == "min", False, True]).iloc[0]
     return str(first["name"]) if "name" in rows else int(first["client"])

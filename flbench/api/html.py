@@ -26,8 +26,7 @@ STYLE: Final = (
     ".flbench pre{margin:.5em 0;font-size:12px;background:none;color:inherit}"
     ".flbench thead th{border-bottom:1px solid;white-space:nowrap}"
     ".flbench .facts th{font-weight:normal;opacity:.7}"
-    ".flbench .facts th,.flbench .facts td,.flbench .texts td{text-align:left}"
-    ".flbench .texts th{text-align:left}"
+    ".flbench .facts th,.flbench .facts td{text-align:left}"
     ".flbench ul{margin:.5em 0 0;padding-left:1.3em}"
     ".flbench code{font-size:12px}"
     ".flbench progress{width:16em;vertical-align:middle;margin-right:.8em}"
@@ -77,13 +76,12 @@ def heading(title: str) -> str:
     return f"<h5>{text(title)}</h5>"
 
 
-def table(frame: "pd.DataFrame", *, most: int = 20, texts: bool = False) -> str:
+def table(frame: "pd.DataFrame", *, most: int = 20) -> str:
     """Return a DataFrame as a table.
 
     Args:
         frame: The DataFrame; its index is left out.
         most: Largest number of rows; a line below the table counts the others.
-        texts: Whether the cells are aligned to the left.
     """
     shown = [
         [f"{cell:.4f}" if isinstance(cell, float) and cell == cell else _cell(cell) for cell in row]
@@ -95,8 +93,7 @@ def table(frame: "pd.DataFrame", *, most: int = 20, texts: bool = False) -> str:
     )
     more = len(frame) - most
     rest = f"<div>and {more:,} more rows</div>" if more > 0 else ""
-    kind = ' class="texts"' if texts else ""
-    return f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
 
 def prose(content: str) -> str:

@@ -83,20 +83,13 @@ def method(name: str | type) -> Method:
     entry = catalogue.method(name)
     registered: str = entry["name"]
     fields = ALGORITHMS.find(registered).Config.model_fields
-    keys = [
-        {
-            "key": item["name"],
-            "type": type_name(fields[item["name"]].annotation),
-            "default": item["default"],
-            "range": item["range"],
-            "unit": item["unit"],
-            "meaning": item["meaning"],
-        }
+    columns = ["key", "type", "default", "range", "unit", "meaning"]
+    rows = [
+        {**item, "key": item["name"], "type": type_name(fields[item["name"]].annotation)}
         for item in entry["parameters"]
     ]
-    columns = ["key", "type", "default", "range", "unit", "meaning"]
-    frame = pd.DataFrame(keys, columns=columns).astype({"default": "object"})
-    frame["default"] = pd.Series([item["default"] for item in keys], dtype="object")
+    frame = pd.DataFrame(rows, columns=columns)
+    frame["default"] = pd.Series([item["default"] for item in rows], dtype="object")
     return Method(
         registered,
         entry["paper"],
