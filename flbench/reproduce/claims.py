@@ -1,6 +1,6 @@
 """Decides whether claims of a paper's text hold for the measured numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Final, Literal
@@ -64,42 +64,80 @@ def decide(claim: Claim, paper: Paper, grid: Grid) -> Verdict:
     """
     if claim.reason is not None or claim.table is None:
         return Verdict(claim, "cannot be decided", why=claim.reason or "")
-    sign = 1 if claim.above is not None else -1
-    columns = paper.columns_of(claim)
-    undecided = Verdict(claim, "cannot be decided", _unit(claim, paper), _printed(claim, paper))
+    printed, lacks, _ = _differences(
+        claim, paper, str(claim.row), lambda number: _printed(paper, number)
+    )
+    undecided = Verdict(
+        claim, "cannot be decided", _unit(claim, paper), None if lacks else printed.get(0)
+    )
     if not any(table == claim.table for table, _, _ in grid):
         return replace(undecided, why=f"table {claim.table} was not requested")
-    gaps: dict[str, Mapping[int, float]] = {}
-    missing: dict[str, None] = {}
-    for column in columns:
-        gaps[column], lacks = _gap(claim, paper, grid, column)
-        missing |= dict.fromkeys(lacks)
-    names = [*missing]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    lacking = f"not measured: {', '.join(names[:SHOWN])}{more}" if names else ""
-    worst = None
-    if claim.each:
-        means = {column: sign * fmean(gap.values()) for column, gap in gaps.items() if gap}
-        worst = min(means, key=means.__getitem__, default=None)
-        gaps = {worst: gaps[worst]} if worst is not None else {}
-    seeds = sorted(set.intersection(*({*gap} for gap in gaps.values()))) if gaps else []
-    if not seeds:
+    by_seed, missing, worst = _differences(
+        claim,
+        paper,
+        str(claim.measured_row or claim.row),
+        lambda number: grid[number].values if number in grid else {},
+        lambda number: _bounded(grid.get(number), claim),
+    )
+    more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+    lacking = f"not measured: {', '.join(missing[:SHOWN])}{more}" if missing else ""
+    if not by_seed:
         return replace(undecided, why=lacking or "no seed has all runs")
-    by_seed = {seed: fmean(gap[seed] for gap in gaps.values()) for seed in seeds}
-    value = fmean(by_seed.values())
+    value, sign = fmean(by_seed.values()), _sign(claim)
     held = sign * value >= sign * claim.bound - CLOSE
     outcome: Outcome = "did not hold" if not held else "cannot be decided" if missing else "held"
-    why = [
-        *([f"least favourable column: {worst}"] if worst is not None else []),
-        *(["it holds against the measured rows"] if held and missing else []),
-        *(
-            ["the direction agrees, the size does not"]
-            if not held and value * claim.bound > 0
-            else []
-        ),
-        *([lacking] if lacking else []),
-    ]
-    return replace(undecided, outcome=outcome, by_seed=by_seed, why="; ".join(why))
+    why = {
+        f"least favourable column: {worst}": worst is not None,
+        "it holds against the measured rows": held and bool(missing),
+        "the direction agrees, the size does not": not held and value * claim.bound > 0,
+        lacking: bool(missing),
+    }
+    said = "; ".join(text for text, applies in why.items() if applies)
+    return replace(undecided, outcome=outcome, by_seed=by_seed, why=said)
+
+
+Values = Callable[[Number], Mapping[int, float]]
+"""Values of a cell by seed; none of a cell that has none."""
+
+
+def _differences(
+    claim: Claim, paper: Paper, row: str, values: Values, of_rivals: Values | None = None
+) -> tuple[Mapping[int, float], list[str], str | None]:
+    """Return differences by seed, the names of missing cells, and the least favourable column.
+
+    Args:
+        claim: The claim.
+        paper: Facts of the paper.
+        row: Label of the row that is compared with others.
+        values: Values of a cell.
+        of_rivals: Values of a cell that the row is compared with; None for `values`.
+    """
+    table, best = str(claim.table), max if claim.above is not None else min
+    gaps: dict[str, Mapping[int, float]] = {}
+    missing: dict[str, None] = {}
+    for column in paper.columns_of(claim):
+        mine = values((table, row, column))
+        rivals = {
+            f"{other} ({place})": (of_rivals or values)((table, other, place))
+            for other, place in _rivals(claim, paper, column)
+        }
+        lacks = [name for name, found in rivals.items() if not found]
+        missing |= dict.fromkeys(lacks if mine else [f"{row} ({column})"])
+        there = [found for found in rivals.values() if found and mine]
+        rival = best(there, key=lambda found: fmean(found.values()), default={})
+        by_seed = {
+            seed: _difference(value, rival[seed], claim)
+            for seed, value in mine.items()
+            if seed in rival
+        }
+        gaps[column] = {seed: gap for seed, gap in by_seed.items() if gap is not None}
+    worst = None
+    if claim.each:
+        means = {c: _sign(claim) * fmean(gap.values()) for c, gap in gaps.items() if gap}
+        worst = min(means, key=means.__getitem__, default=None)
+        gaps = {} if worst is None else {worst: gaps[worst]}
+    seeds = sorted(set.intersection(*({*gap} for gap in gaps.values()))) if gaps else []
+    return {seed: fmean(gap[seed] for gap in gaps.values()) for seed in seeds}, [*missing], worst
 
 
 def _rivals(claim: Claim, paper: Paper, column: str) -> list[tuple[str, str]]:
@@ -118,51 +156,12 @@ def _rivals(claim: Claim, paper: Paper, column: str) -> list[tuple[str, str]]:
     return [(row, place) for row in rows]
 
 
-def _printed(claim: Claim, paper: Paper) -> float | None:
-    """Return the difference of the paper's own numbers; None if cells have none."""
-    table, gaps = str(claim.table), []
-    for column in paper.columns_of(claim):
-        mine = paper.published.get((table, str(claim.row), column))
-        others = [paper.published.get((table, *one)) for one in _rivals(claim, paper, column)]
-        known = [float(value) for value in others if value is not None]
-        if mine is None or not known or len(known) < len(others):
-            return None
-        gaps.append(_difference(float(mine), _best(known, claim), claim))
-    found = [gap for gap in gaps if gap is not None]
-    if not found or len(found) < len(gaps):
-        return None
-    if not claim.each:
-        return fmean(found)
-    return min(found) if claim.above is not None else max(found)
+def _printed(paper: Paper, number: Number) -> Mapping[int, float]:
+    """Return the number that the paper prints, as the value of one seed."""
+    return {0: float(paper.published[number])} if number in paper.published else {}
 
 
-def _gap(
-    claim: Claim, paper: Paper, grid: Grid, column: str
-) -> tuple[Mapping[int, float], list[str]]:
-    """Return the measured difference in one column by seed, and the cells that are missing."""
-    table, row = str(claim.table), str(claim.measured_row or claim.row)
-    mine = grid.get((table, row, column))
-    if mine is None or not mine.values:
-        return {}, [f"{row} ({column})"]
-    rivals = {
-        f"{other} ({place})": _values(grid.get((table, other, place)), claim)
-        for other, place in _rivals(claim, paper, column)
-    }
-    there = [values for values in rivals.values() if values]
-    missing = [name for name, values in rivals.items() if not values]
-    if not there:
-        return {}, missing
-    means = [fmean(values.values()) for values in there]
-    rival = there[means.index(_best(means, claim))]
-    gaps = {
-        seed: _difference(value, rival[seed], claim)
-        for seed, value in mine.values.items()
-        if seed in rival
-    }
-    return {seed: gap for seed, gap in gaps.items() if gap is not None}, missing
-
-
-def _values(one: Measured | None, claim: Claim) -> Mapping[int, float]:
+def _bounded(one: Measured | None, claim: Claim) -> Mapping[int, float]:
     """Return the values by seed of a cell that a claim compares with.
 
     Where a value is only known to be at least some number, that number stands for it in a claim
@@ -173,9 +172,8 @@ def _values(one: Measured | None, claim: Claim) -> Mapping[int, float]:
     return {**one.at_least, **one.values} if claim.below is not None else one.values
 
 
-def _best(values: Sequence[float], claim: Claim) -> float:
-    """Return the highest value, or the lowest one for a claim `below`."""
-    return max(values) if claim.above is not None else min(values)
+def _sign(claim: Claim) -> int:
+    return 1 if claim.above is not None else -1
 
 
 def _difference(mine: float, other: float, claim: Claim) -> float | None:

@@ -7,20 +7,14 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from statistics import fmean
-from typing import Final
 
 from flbench.analysis.statistics import sample_std
 from flbench.comparison.folder import MARKER, read_cells, read_design
 from flbench.config.sources import Layer
-from flbench.reproduce.paper import UNITS, Cell, Number, PaperMetric, Place
+from flbench.reproduce.paper import FREE, UNITS, Cell, Number, PaperMetric, Place
 from flbench.results import reading
 from flbench.results.metrics_file import Row
 from flbench.results.summary import cost_to_reach, last_round, training_failure
-
-FREE: Final = (
-    *("engine.", "tracking.", "output.", "data.root", "data.path", "evaluation.confusable"),
-)
-"""Keys that change no result: those by which a comparison is not told from another."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -21,18 +21,23 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from flbench.algorithms import ALGORITHMS
 from flbench.comparison.design import SECTION, Design, LabelledLayer
-from flbench.config.sources import Layer, from_file, from_values, merge
+from flbench.config.resolve import as_data
+from flbench.config.sources import Layer, from_file, from_values, has_value, merge, value_at
 from flbench.core.documents import read_yaml
-from flbench.core.errors import DataError, UserError, did_you_mean
+from flbench.core.errors import UserError, did_you_mean
 
 FOLDER: Final = Path(__file__).parent
 UNITS: Final = {"percent": 100.0, "percent^2": 1e4, "KiB": 1 / 1024, "MB": 1e-6, "rounds": 1.0}
 """Factors from the value of a run (a fraction, or bytes) to the unit of a published number."""
+
+FREE: Final = (
+    *("engine.", "tracking.", "output.", "data.root", "data.path", "evaluation.confusable"),
+)
+"""Keys that change no result: those by which a comparison is not told from another."""
 
 Settings = dict[str, Any]
 """Values by dotted keys of the configuration: `{"train.rounds": 200}`."""
@@ -214,17 +219,6 @@ class Claim(Facts):
     note: str | None = None
     reason: str | None = None
 
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        if self.reason is None:
-            if self.table is None or self.row is None or not self.columns:
-                raise ValueError("a claim needs a table, a row and columns, or a reason")
-            if (self.above is None) == (self.below is None):
-                raise ValueError("a claim needs either `above` or `below`")
-            if not self.over and self.over_column is None:
-                raise ValueError("a claim compares with `over` or `over_column`")
-        return self
-
     @property
     def bound(self) -> float:
         """The claimed difference: positive for `above`, negative for `below`."""
@@ -284,49 +278,10 @@ class Paper(Facts):
             found[number] = table.model_copy(update={"rows": rows})
         return found
 
-    @model_validator(mode="after")
-    def _names_are_known(self) -> Self:
-        """Check that every name stands for something of this file."""
-        for number, table in self.tables.items():
-            for kind, known, names in (
-                ("data set", self.datasets, [table.dataset]),
-                ("data set", self.datasets, [one.dataset for one in table.columns.values()]),
-                ("metric", self.metrics, [table.metric]),
-                ("metric", self.metrics, [one.metric for one in table.columns.values()]),
-                ("metric", self.metrics, [one.metric for one in table.rows.values()]),
-                (
-                    "metric",
-                    self.metrics,
-                    [m for r in table.rows.values() for m in r.metrics.values()],
-                ),
-                ("column", table.columns, [c for r in table.rows.values() for c in r.metrics]),
-                ("method", self.methods, [one.method for one in table.rows.values()]),
-                ("row", table.rows, [table.confusable]),
-            ):
-                _check(kind, known, names, f"table {number}")
-        for number, row, column in self.published:
-            _check("table", self.tables, [number], "the published numbers")
-            _check("row", self.tables[number].rows, [row], f"the published numbers of {number}")
-            _check("column", self.tables[number].columns, [column], f"those of {number}")
-        for claim in (one for one in self.claims if one.table is not None):
-            _check("table", self.tables, [claim.table], claim.text)
-            table = self.tables[str(claim.table)]
-            over = [] if claim.over == "all" else claim.over
-            _check("row", table.rows, [claim.row, claim.measured_row, *over], claim.text)
-            columns = [] if claim.columns == "all" else claim.columns
-            _check("column", table.columns, [*columns, claim.over_column], claim.text)
-        return self
-
     def columns_of(self, claim: Claim) -> list[str]:
         """Return the labels of the columns that a claim is about."""
         every = self.tables[str(claim.table)].columns
         return list(every if claim.columns == "all" else claim.columns)
-
-
-def _check(kind: str, known: Collection[str], names: Collection[str | None], where: str) -> None:
-    for name in names:
-        if name is not None and name not in known:
-            raise ValueError(f"{where}: there is no {kind} `{name}`")
 
 
 def names() -> list[str]:
@@ -343,21 +298,17 @@ def load(name: str) -> Paper:
 
     Raises:
         UserError: There is no paper of this name.
-        DataError: A file of the paper is damaged.
     """
     key = name.casefold()
     if key not in names():
         raise UserError(
             f"there is no paper `{name}`.{did_you_mean(key, names())} Known: {', '.join(names())}."
         )
-    path = FOLDER / f"{key}.yaml"
-    try:
-        with path.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
-            _, *lines = csv.reader(file)
-        published = {(table, row, column): Decimal(n) for table, row, column, n in lines}
-        return Paper.model_validate({**read_yaml(path, required=True), "published": published})
-    except (ValueError, ArithmeticError) as error:  # of pydantic and of numbers, too
-        raise DataError(f"{path} is damaged ({error}). Reinstall flbench.") from error
+    with (FOLDER / f"{key}.csv").open(encoding="utf-8", newline="") as file:
+        _, *lines = csv.reader(file)
+    published = {(table, row, column): Decimal(n) for table, row, column, n in lines}
+    facts = read_yaml(FOLDER / f"{key}.yaml", required=True)
+    return Paper.model_validate({**facts, "published": published})
 
 
 @dataclass(frozen=True)
@@ -436,6 +387,7 @@ class Place:
         methods: The methods by their labels, with what each one sets.
         rows: Labels of the methods by table, row and column of their cells.
         reference: Label of the method whose runs determine the confusable classes; None for none.
+        changed: Keys that the user has changed: the paper's value and the one here.
     """
 
     dataset: str
@@ -443,6 +395,7 @@ class Place:
     methods: dict[str, Layer] = field(default_factory=dict)
     rows: dict[Number, str] = field(default_factory=dict)
     reference: str | None = None
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def label(self, cell: Cell, layer: Layer) -> str:
         """Return the label of the method of a cell, which is new if no row has the same setting."""
@@ -502,18 +455,30 @@ def places(
             only, data = next(iter(sets), None), {"data.name": dataset}
     preset = from_file(FOLDER / "presets" / f"{name.casefold()}.yaml")
     shared = [layer.where(lambda key: not key.startswith(SECTION)) for layer in (preset, given)]
+    changeable = [
+        k for k in (*given, *data) if not k.startswith((*FREE, "seed", "evaluation.every"))
+    ]
     found: dict[str, Place] = {}
     for cell in measurable:
         if only not in (None, cell.dataset):
             continue
-        values = {"data.name": paper.datasets[str(cell.dataset)].name, **cell.setting, **data}
-        base = merge([shared[0], from_values(values, paper.name), shared[1]])
+        values = {"data.name": paper.datasets[str(cell.dataset)].name, **cell.setting}
+        plain = merge([shared[0], from_values(values, paper.name)])
+        base = merge([plain, from_values(data, "flbench reproduce"), shared[1]])
         key = json.dumps(base.tree, sort_keys=True, default=str)
         place = found.setdefault(key, Place(str(cell.dataset), base))
         fields = ALGORITHMS.find(cell.own["algorithm.name"]).Config.model_fields
         own = {*cell.own, *(f"{SECTION}{field}" for field in fields)}
-        layer = merge([from_values(cell.own, paper.name), given.where(own.__contains__)])
+        of_paper = from_values(cell.own, paper.name)
+        layer = merge([of_paper, given.where(own.__contains__)])
+        known = len(place.methods)
         place.rows[cell.number] = label = place.label(cell, layer)
+        if len(place.methods) > known:
+            trees = [as_data(one).tree() for one in ([plain, of_paper], [base, layer])]
+            for key in changeable:
+                of, here = (value_at(t, key) if has_value(t, key) else None for t in trees)
+                if of != here:
+                    place.changed.setdefault(key, (of, here))
         if paper.tables[cell.table].confusable == cell.row:
             place.reference = label
     return list(found.values())

@@ -2,22 +2,24 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+import pandas as pd
+
 from flbench import __version__
 from flbench.config.resolve import as_data
-from flbench.config.sources import Layer, has_value, value_at
+from flbench.config.sources import Layer
 from flbench.core import files
 from flbench.core.errors import UserError, did_you_mean
-from flbench.core.text import csv_text, in_markdown, printable
+from flbench.core.text import in_markdown, printable
 from flbench.reports.tables import grid
 from flbench.reproduce import claims, measure
 from flbench.reproduce.claims import Verdict
-from flbench.reproduce.measure import FREE, Measured
+from flbench.reproduce.measure import Measured
 from flbench.reproduce.paper import Paper, Place, cells, load, places
 
 UNITS: Final = {"percent": "%", "percent^2": "%^2"}
@@ -266,10 +268,9 @@ class PaperReport:
         """Write the report as Markdown, CSV and JSON, and return the paths of the files."""
         folder.mkdir(parents=True, exist_ok=True)
         tree = self.tree()
-        rows = [[entry[column] for column in COLUMNS] for entry in tree["cells"]]
         texts = {
             ".md": self.markdown(),
-            ".csv": csv_text(COLUMNS, rows),
+            ".csv": pd.DataFrame(tree["cells"])[[*COLUMNS]].to_csv(index=False),
             ".json": json.dumps(tree, indent=1, default=str) + "\n",
         }
         for ending, text in texts.items():
@@ -296,25 +297,8 @@ def make(request: PaperRequest, folder: Path, *, exact: bool = True) -> PaperRep
     lines = measure.measured(asked, paper.published, found, folder, exact=exact)
     table = {line.cell.number: line for line in lines}
     verdicts = tuple(claims.decide(claim, paper, table) for claim in paper.claims)
-    return PaperReport(request, paper, tuple(lines), verdicts, _changed(request, found))
-
-
-def _changed(request: PaperRequest, found: Collection[Place]) -> dict[str, tuple[Any, Any]]:
-    """Return the keys that the user has set to other values than the paper's."""
-    given = {k: v.value for k, v in request.given.items() if not k.startswith((*FREE, "seed"))}
-    changed: dict[str, tuple[Any, Any]] = {}
-    own = places(request.paper, request.numbers, Layer())
-    for place, there in ((a, b) for a in found for b in own if a.dataset == b.dataset):
-        for label, layer in there.methods.items():
-            here, of = (
-                as_data([p.base, one]).tree()
-                for p, one in ((place, place.methods.get(label, layer)), (there, layer))
-            )
-            for key in [*given, *(["data.name"] if request.dataset else [])]:
-                values = [value_at(t, key) if has_value(t, key) else None for t in (of, here)]
-                if values[0] != values[1] and not key.startswith("evaluation.every"):
-                    changed.setdefault(key, (values[0], values[1]))
-    return changed
+    changed = {key: pair for place in found[::-1] for key, pair in place.changed.items()}
+    return PaperReport(request, paper, tuple(lines), verdicts, changed)
 
 
 def named(number: str) -> str:
