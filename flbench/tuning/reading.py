@@ -44,35 +44,33 @@ def parse(
     Raises:
         ConfigError: The space has errors. There is one line for each.
     """
+    keys = ("method", "space")
     errors = [
         f"`{key}` is not a key of a search space ({origins.get(key, source)})."
-        f"{did_you_mean(str(key), ('method', 'space'))} Keys there: method, space."
+        f"{did_you_mean(str(key), keys)} Keys there: method, space."
         for key in tree
-        if key not in ("method", "space")
+        if key not in keys
     ]
     method, entries = tree.get("method"), tree.get("space")
-    if not isinstance(method, str):
-        errors.append(f"{source}: `method` must name a method, got {method!r}.")
-    else:
-        try:
-            ALGORITHMS.find(method)
-        except ConfigError as error:
-            errors.append(f"`method` ({origins.get('method', source)}): {error}")
+    try:
+        ALGORITHMS.find(str(method))
+    except ConfigError as error:
+        errors.append(f"`method` must name a method ({origins.get('method', source)}): {error}")
     if not isinstance(entries, dict) or not entries:
         errors.append(f"{source}: `space` must be a mapping of parameters, got {entries!r}.")
         entries = {}
-    space = Space(str(method), {}, source)
     known: dict[str, Parameter] = {}
+    space = Space(str(method), known, source)
     for path, entry in entries.items():
         place = origins.get(f"space.{path}", source)
         try:
             known[path] = _parameter(str(path), entry, place, rounds)
-            _check_conditions(known[path], Space(space.method, known, source))
+            _check_conditions(known[path], space)
         except ValueError as error:
             errors.append(f"`{path}` ({place}) {error}.")
     if errors:
         raise ConfigError("\n".join(errors))
-    return Space(str(method), known, source)
+    return space
 
 
 def parameters(tree: Mapping[str, Any], file: Path) -> list[Parameter]:
@@ -126,26 +124,19 @@ def _parameter(path: str, entry: object, place: str, rounds: int | None) -> Para
         if not choices or len({*choices}) < len(choices):  # 1 and true are equal
             raise ValueError(f"must have different values, like `{FORMS['choice']}`, got {value!r}")
         return Parameter(path, choices=choices, when=conditions, place=place)
-    ends, is_log = _ends(kind, value, rounds), kind == "loguniform" or entry.get("log", False)
-    if not isinstance(is_log, bool):
-        raise ValueError(f"must have `log` true or false, got {is_log!r}")
-    if is_log and ends[0] < (least := 1 if kind == "int" else 5e-324):
-        raise ValueError(f"must have a low end of at least {least:g} on a logarithmic scale")
-    return Parameter(path, *ends, is_log, kind == "int", when=conditions, place=place)
-
-
-def _ends(kind: str, value: object, rounds: int | None) -> tuple[float, float]:
-    """Parse the two ends of a range."""
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError(f"must be like `{{{FORMS[kind]}}}`, got {value!r}")
     low, high = (_number(end, rounds) for end in value)
-    if kind != "int":
+    is_whole, is_log = kind == "int", kind == "loguniform" or entry.get("log", False)
+    if not is_whole:
         low, high = float(low), float(high)
-    elif not isinstance(low, int) or not isinstance(high, int):
+    if is_whole and not (isinstance(low, int) and isinstance(high, int)):
         raise ValueError(f"must have whole ends, like `{{{FORMS[kind]}}}`, got {value!r}")
     if low >= high:
         raise ValueError(f"must have a low end below its high end, got {[low, high]}")
-    return low, high
+    if not isinstance(is_log, bool) or (is_log and low < (1 if is_whole else 5e-324)):
+        raise ValueError(f"must have positive ends on a logarithmic scale, got {entry!r}")
+    return Parameter(path, low, high, is_log, is_whole, when=conditions, place=place)
 
 
 def _number(value: object, rounds: int | None) -> int | float:

@@ -86,7 +86,7 @@ def test_conditions_that_contradict_each_other_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "`method` must name a method, got None"),
+        ("", "`method` must name a method"),
         ("method: hfcd\n", "`space` must be a mapping of parameters, got None"),
         ("method: hfcd\nspace: []\n", "`space` must be a mapping of parameters"),
         ("method: hfcdd\nspace: {algorithm.tau: {fixed: 1}}\n", "Did you mean `hfcd`"),
