@@ -3,24 +3,23 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flbench.api import campaigns, studies
 from flbench.api.caller import Caller, program
+from flbench.api.comparing import methods_of
 from flbench.api.studies import Study
 from flbench.calls import arguments, parts
 from flbench.calls.process import preserved
 from flbench.comparison import prepare as comparing
 from flbench.comparison import winners
-from flbench.comparison.design import Design
+from flbench.comparison.design import Design, layers_of_each
 from flbench.comparison.folder import ComparisonFolder
 from flbench.config.sources import Layer, from_values, merge
 from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError, RunError
-from flbench.core.registry import ALGORITHMS
 from flbench.core.system_errors import as_flbench_errors
 from flbench.jobs.samples import LoadedSamples
 from flbench.results import study_folder
@@ -58,12 +57,14 @@ def called(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Study:
     """
     given = arguments.sections(values, keys)
     options = fields({name: values[name] for name in OPTIONS})
-    names = arguments.names_of(values["methods"])
     plain, objects = parts.split(given)
     with run_code(values["trust"]):
-        layers = {name: _layers_of(name, names, values["config"], plain) for name in names}
+        methods = methods_of(values["methods"], "argument of fl.tune")
+        if named := [one.label for one in methods if one.label != one.method]:
+            raise ConfigError(f"`{named[0]}` is a variant. A study has each method once.")
+        layers = layers_of_each(methods, arguments.layers("tune", values["config"], plain))
     asked = {**options, **{name: value for name, value in plain.items() if value is not None}}
-    call = ", ".join([repr(list(names)), *(f"{name}={value!r}" for name, value in asked.items())])
+    call = ", ".join([repr(list(layers)), *(f"{name}={value!r}" for name, value in asked.items())])
     caller = program(shown=values["progress"], again=parts.again(given, objects))
     with run_code(values["trust"]):
         ending = start(
@@ -376,28 +377,6 @@ def _train(
         caller.tell([FINISHED.format(folder.path)])
     cells.save(design, made.cells, **{key: header[key] for key in ("id", "created", "command")})
     return campaigns.train(cells, made, caller, write=lambda comparison: None)
-
-
-def _layers_of(
-    name: str,
-    names: Sequence[str],
-    config: str | PathLike[str] | None,
-    given: Mapping[str, Any],
-) -> list[Layer]:
-    """Return the layers of one method's configuration.
-
-    If there are several methods, each one gets those keys of the section `algorithm` that it has.
-    """
-    algorithm = given["algorithm"] or {}
-    if not isinstance(algorithm, Mapping):
-        raise ConfigError(
-            f"`algorithm` must be a dict of keys, got {algorithm!r}: fl.tune takes the methods as"
-            " its first argument."
-        )
-    others = arguments.keys_of_others(name, names, algorithm)
-    kept = {key: value for key, value in algorithm.items() if key not in others}
-    section = {**kept, **ALGORITHMS.section(name)}
-    return arguments.layers("tune", config, {**given, "algorithm": section})
 
 
 def _finished(ending: StudyEnding, caller: Caller) -> Study:

@@ -1,7 +1,7 @@
 """Arguments of `fl.run`, `fl.tune` and `fl.partition` as layers of the configuration."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from inspect import Parameter, signature
 from os import PathLike, fspath
@@ -14,7 +14,6 @@ from flbench.config import trust
 from flbench.config.schema import Config
 from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, from_values
 from flbench.core.errors import ConfigError, UserError
-from flbench.core.registry import ALGORITHMS
 
 DEFAULTS: Final = {"tracking": {"mlflow": False}}
 """Defaults in which a call from Python differs from the command line: see `fl.run`."""
@@ -129,58 +128,6 @@ def path_of(path: str | PathLike[str], name: str) -> Path:
     if not fspath(path):
         raise UserError(f"`{name}` is empty. Give a path.")
     return Path(os.path.expanduser(path))
-
-
-def names_of(methods: str | type | Sequence[str | type]) -> tuple[str, ...]:
-    """Return the names of methods, given as a list or separated by commas; or of one class.
-
-    A class, or an import path of one, is registered, and has the name under which it is registered.
-
-    Raises:
-        UserError: There is no name, a name is empty, or a method is named twice.
-
-    >>> names_of("hfcd, fedavg")
-    ('hfcd', 'fedavg')
-    """
-    if isinstance(methods, type):
-        methods = [methods]
-    if not isinstance(methods, Iterable):
-        raise UserError(
-            f"name the methods, for example ['hfcd', 'fedavg']; got {type(methods).__name__}."
-        )
-    given = methods.split(",") if isinstance(methods, str) else list(methods)
-    names = tuple(
-        ALGORITHMS.section(one.strip() if isinstance(one, str) else one)["name"] for one in given
-    )
-    if not names or not all(names):
-        raise UserError(f"name the methods, for example ['hfcd', 'fedavg']; got {methods!r}.")
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"`{name}` is named twice in {list(names)}.")
-    return names
-
-
-def keys_of_others(name: str, names: Sequence[str], keys: Iterable[str]) -> dict[str, list[str]]:
-    """Return those keys of `algorithm` that other methods of a comparison have, and this one not.
-
-    Args:
-        name: Name of the method.
-        names: Names of all methods of the comparison.
-        keys: The keys.
-
-    Returns:
-        The methods that have the key, by key. A key that no method has is not among them: it is
-        refused when the configuration is resolved.
-
-    Raises:
-        ConfigError: There is no such method.
-
-    >>> keys_of_others("fedavg", ["fedavg", "fedprox"], ["mu", "agg_weights", "nothing"])
-    {'mu': ['fedprox']}
-    """
-    known = {other: ALGORITHMS.find(other).Config.model_fields for other in names}
-    owners = {key: [other for other in names if key in known[other]] for key in keys}
-    return {key: found for key, found in owners.items() if found and name not in found}
 
 
 def plain(value: Any, path: str, origin: str) -> Any:

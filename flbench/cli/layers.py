@@ -75,14 +75,13 @@ class CommandLine:
         """
         if len(self.methods) < 2:
             return [self.layers(*self.methods)]
-        from flbench.comparison.design import Design, LabelledLayer
+        from flbench.comparison.design import LabelledLayer, layers_of_each
 
         methods = [
             LabelledLayer.of(name, from_values({"algorithm": ALGORITHMS.section(name)}, WORDS))
             for name in self.methods
         ]
-        design = Design.of(methods, self.layers())
-        return [[design.base, one.layer] for one in design.methods]
+        return [*layers_of_each(methods, self.layers()).values()]
 
     def _own(self, method: str | None) -> Layer:
         """Return the layer of the overrides, the short forms, `--out` and the method."""

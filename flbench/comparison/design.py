@@ -239,7 +239,7 @@ def check(design: Design) -> None:
         UserError: No method is named.
     """
     if not design.methods:
-        raise UserError("name the methods to compare, for example `flbench compare hfcd ft`.")
+        raise UserError("name the methods, for example `flbench compare hfcd fedavg`.")
     for kind, choices in (("method", design.methods), ("data set", design.data)):
         labels = [one.label for one in choices]
         for label in labels:
@@ -247,6 +247,20 @@ def check(design: Design) -> None:
                 raise ConfigError(f"the {kind} `{label}` is named twice. Name it once.")
     for key, values in design.grid.items():
         _check_axis(key, values, design)
+
+
+def layers_of_each(
+    methods: Sequence[LabelledLayer], layers: Sequence[Layer]
+) -> dict[str, list[Layer]]:
+    """Return the layers of each of several methods by its label; see `Design.of`.
+
+    Raises:
+        ConfigError: A method is named twice.
+        UserError: No method is named.
+    """
+    design = Design.of(methods, layers)
+    check(design)
+    return {one.label: [design.base, one.layer] for one in design.methods}
 
 
 def _is_of_method(key: str) -> bool:

@@ -145,7 +145,7 @@ def test_study_without_trials(tmp_path):
         ("fedavg", {"trails": 3}, "`trails` is not an argument of fl.tune. Did you mean `trials`?"),
         ("fedavg", {"sead": 3}, "`sead` is not a key of the configuration (argument of"),
         ("fedavg", {"search": "best"}, "`search` must be one of random, grid, optuna"),
-        ("fedavg", {"algorithm": "fedprox"}, "`algorithm` must be a dict of keys"),
+        ("fedavg", {"algorithm": "fedprox"}, "`algorithm.name`"),
         (["fedavg", "fedprox"], {"algorithm": {"mo": 1}}, "`algorithm.mo` is not a key"),
     ],
 )

@@ -169,7 +169,7 @@ def test_a_changed_key_is_refused_by_its_name(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["seed=1"], "name the methods to compare"),
+        (["seed=1"], "name the methods"),
         (["local", "--grid", "partition.alpha"], "must have the form KEY=VALUE,VALUE"),
         (["local", "--grid", "seed=1,2"], "`seeds`"),
         (["local", "--grid", "algorithm.tau=1,2"], "none of local has the key `algorithm.tau`"),
