@@ -37,7 +37,7 @@ from flbench.algorithms.fedavg import FedAvg
 from flbench.analysis import statistics
 from flbench.core.registry import ALGORITHMS
 from flbench.core.types import Tree
-from flbench.reports import page as pages
+from flbench.reports import run as pages
 
 REPETITIONS: Final = 5
 IN_FULL: Final = ("both", "training", "partition", "both, IID")

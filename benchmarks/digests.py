@@ -40,7 +40,6 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
 Row = dict[str, str]
@@ -299,18 +298,13 @@ def differing(rows: Rows) -> list[str]:
 @contextmanager
 def no_pictures() -> Iterator[None]:
     """Context manager in which pages of runs have no pictures, which take longer than trainings."""
-    from flbench.reports import page
+    from flbench.reports import picture
 
-    before, page.figures = (
-        page.figures,
-        SimpleNamespace(  # type: ignore[assignment]
-            curves=lambda runs, by: None, svg=lambda figure: ""
-        ),
-    )
+    before, picture.encode = picture.encode, lambda *_: b""
     try:
         yield
     finally:
-        page.figures = before
+        picture.encode = before
 
 
 @contextmanager

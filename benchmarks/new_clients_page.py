@@ -19,7 +19,7 @@ from trained_with import trained_with
 
 import flbench as fl
 from flbench.core.text import in_code
-from flbench.reports.tables import size
+from flbench.reports.shown import size
 
 CONFIGS: Final = Path(__file__).resolve().parents[1] / "configs" / "clients"
 FLOOR, BAR = "local", "ft"

@@ -33,7 +33,7 @@ from flbench.cli.layers import CommandLine
 from flbench.comparison.archive import KNOWN
 from flbench.config.sources import merge
 from flbench.core import archives
-from flbench.reports.tables import grid
+from flbench.reports.render import grid
 from flbench.reproduce import report
 from flbench.reproduce.claims import decide
 from flbench.reproduce.report import PaperReport, PaperRequest, with_sign

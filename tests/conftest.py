@@ -9,7 +9,6 @@ from datetime import date
 from functools import cache
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from zlib import crc32
 
 # Threads of one process that wait for each other must not keep a core from the other test
@@ -144,15 +143,19 @@ def _tests_are_read_once():
 def _no_pictures_in_pages():
     """Leave the pictures out of pages and reports: one takes longer than most trainings here.
 
-    All else of a page is computed, and the files of pictures are empty. Tests of the pictures use
+    All else of a page is computed. Tests of the pictures use
     `support.pictures_in_pages`.
     """
-    none = SimpleNamespace(curves=lambda runs, by: None, svg=lambda figure: "")
-    empty = SimpleNamespace(save=lambda figure, path: path.write_bytes(b""))
+    from matplotlib.figure import Figure
+
+    from flbench.reports.page import Drawn
+    from tests.support import DRAWING
+
+    of_run = Drawn("curves", "Curves", "", Figure())
+    stubs = (lambda *_: b"", lambda *_: iter(()), lambda *_: iter(()), lambda *_: of_run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flbench.reports.figures.svg", none.svg)
-        patch.setattr("flbench.reports.page.figures", none)
-        patch.setattr("flbench.analysis.report.figures", empty)
+        for (owner, name), stub in zip(DRAWING, stubs, strict=True):
+            patch.setattr(owner, name, stub)
         yield
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from flbench.analysis import report
+from flbench.analysis import figures
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides
 from flbench.experiment import lifecycle
-from flbench.reports import figures, page
+from flbench.reports import picture
+from flbench.reports import run as run_report
 from flbench.testing import (
     SMALL,
     Silent,
@@ -45,7 +46,13 @@ __all__ = [
     "write_npz",
 ]
 
-SVG = figures.svg
+DRAWING = {
+    (picture, "encode"): picture.encode,
+    (figures, "drawn"): figures.drawn,
+    (figures, "learned"): figures.learned,
+    (run_report, "drawn_curves"): run_report.drawn_curves,
+}
+"""What draws the pictures of pages and reports."""
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -64,9 +71,8 @@ def summary_of_run(*overrides: str) -> dict[str, Any]:
 def pictures_in_pages() -> Iterator[None]:
     """Draw the pictures of pages and reports, which conftest.py leaves out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "svg", SVG)
-        patch.setattr(page, "figures", figures)
-        patch.setattr(report, "figures", figures)
+        for (owner, name), function in DRAWING.items():
+            patch.setattr(owner, name, function)
         yield
 
 

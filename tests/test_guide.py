@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flbench.algorithms import ALGORITHMS
-from flbench.reports import page
+from flbench.reports import run as run_report
 from flbench.testing import Contract, Played
 from tests.support import summary_of_run
 
@@ -106,7 +106,7 @@ def test_first_layer_costs_as_much_as_the_other_layers(guide):
 @pytest.mark.parametrize("name", ["confident", "firstlayer", "kindred"])  # slow: test_plug_in.py
 def test_they_keep_the_contract(guide, played, name, test, tmp_path, monkeypatch):
     check = getattr(Contract(), test)
-    monkeypatch.setattr(page, "render", lambda run: "")
+    monkeypatch.setattr(run_report, "render", lambda run: "")
     known = {
         "method": played(name),
         "reference": played("fedavg"),

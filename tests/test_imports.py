@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "lightning": {"core/lightning.py"},
     "torchmetrics": {"core/lightning.py"},
     "matplotlib": {
-        *("reports/data_figures.py", "reports/figures.py", "reports/picture.py"),
+        *("reports/data_figures.py", "reports/run.py", "reports/picture.py"),
         "tuning/study_figures.py",
         "analysis/figures.py",
     },

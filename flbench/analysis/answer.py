@@ -13,7 +13,7 @@ import pandas as pd
 
 from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.statistics import ALPHA, CLAIM_FROM, Across
-from flbench.reports.tables import size
+from flbench.reports.shown import size
 
 MOST_NAMES: Final = 5  # more methods are counted, not named
 MOST_PLACES: Final = 4  # of more places, the sentences are about all places together

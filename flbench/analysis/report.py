@@ -1,52 +1,243 @@
-"""Writes the report of a comparison at stable paths."""
+"""Writes the report of a comparison: page, Markdown, JSON, tables and pictures."""
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from flbench.analysis import latex, page, text
+import numpy as np
+
+from flbench import __version__
+from flbench.analysis import page, shown
+from flbench.analysis.arrangement import Arrangement
+from flbench.analysis.statistics import Across
 from flbench.analysis.tables import Analysis
 from flbench.core import files
-from flbench.reports import figures
+from flbench.core.text import csv_text, one_line
+from flbench.reports import render
+from flbench.reports.page import Chapter, Page
+from flbench.reports.shown import records
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FRAMES: Final = (
+    *("leaderboard", "scores", "pairs", "targets", "classes"),
+    *("clients", "client_scores", "client_spread", "new_clients", "curves"),
+)
+"""Names of the tables of an Analysis that are DataFrames, and of their CSV files."""
+FOLDERS: Final = ("tables", "pictures")
 
 
-def write(folder: Path, analysis: Analysis) -> None:
+@dataclass(frozen=True)
+class Extra:
+    """What a report has besides a comparison, such as the search of a study.
+
+    Attributes:
+        heading: Title of the report.
+        answer: Sentences before those of the comparison.
+        warnings: Warnings before those of the comparison.
+        facts: Names and values below them.
+        chapters: Chapters before those of the comparison.
+        tree: Further entries of report.json.
+        frames: Further tables/NAME.csv by name.
+    """
+
+    heading: str
+    answer: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    chapters: Sequence[Chapter] = ()
+    tree: Mapping[str, Any] = field(default_factory=dict)
+    frames: Mapping[str, "pd.DataFrame"] = field(default_factory=dict)
+
+
+def write(folder: Path, analysis: Analysis | None, extra: Extra | None = None) -> None:
     """Write the report.
 
-    It consists of report.html, report.md, report.json, tables/NAME.csv and .tex, pictures/NAME.svg
-    and .pdf, and report.tex, a document of the tables and pictures. A PDF has the width of a
-    paper's column.
-
-    The same runs give the same bytes. Each file is written atomically.
+    It consists of report.html, report.md, report.json, tables/NAME.csv and .tex, and
+    pictures/NAME.svg. The same runs give the same bytes. Each file is written atomically.
 
     Args:
         folder: Folder of the report; it is made if it does not exist.
-        analysis: The tables.
+        analysis: The tables; None while there is no comparison.
+        extra: What the report has besides them.
 
     Raises:
         UserError: One of its folders is a link.
         OSError: A file cannot be written.
     """
-    parts = ("tables", "pictures")
-    for name in parts:
+    for name in FOLDERS:
         files.check_no_link(folder / name)
-    drawings = page.draw(analysis)
-    pictures = list(page.pictures(analysis, drawings))
-    tables = latex.all_of(analysis)
+    whole = _page(analysis, extra)
     texts = {
-        "report.html": page.render(analysis, drawings),
-        "report.md": text.markdown_of(analysis),
-        "report.tex": latex.document(analysis, tables, [(one.name, one.about) for one in pictures]),
-        "report.json": text.json_of(analysis),
-        **{
-            f"tables/{name}.csv": text.csv_of(analysis, name)
-            for name in text.TABLES
-            if name != "new_clients" or len(analysis.new_clients)
-        },
-        **{f"tables/{name}.tex": content for name, content in tables.items()},
+        "report.html": whole.html(),
+        "report.md": render.page(_without_how(whole)),
+        "report.json": json_of(analysis, extra),
     }
-    for name in parts:
+    if analysis is not None:
+        texts |= {f"tables/{name}.csv": csv_of(analysis, name) for name in written(analysis)}
+        texts |= {f"tables/{name}.tex": source for name, source in latex_of(analysis).items()}
+    for name, frame in extra.frames.items() if extra else ():
+        texts[f"tables/{name}.csv"] = _csv(frame)
+    for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name, content in texts.items():
         files.write(folder / name, content.encode())
-    for one in pictures:
-        figures.save(one.figure, folder / "pictures" / f"{one.name}.svg")
-        figures.save(one.narrow(), folder / "pictures" / f"{one.name}.pdf")
+    for chapter in whole.chapters:
+        for one in chapter.pictures():
+            files.write(folder / "pictures" / f"{one.name}.svg", one.file)
+
+
+def _page(analysis: Analysis | None, extra: Extra | None) -> Page:
+    """Return the page of a comparison with what the report has besides it."""
+    whole = Page("", []) if analysis is None else page.page_of(analysis)
+    if extra is None:
+        return whole
+    return replace(
+        whole,
+        heading=one_line(extra.heading),
+        chapters=[*extra.chapters, *whole.chapters],
+        answer=[*extra.answer, *whole.answer],
+        warnings=[*extra.warnings, *whole.warnings],
+        facts=extra.facts,
+    )
+
+
+def _without_how(whole: Page) -> Page:
+    """Return a page without the keys and hashes of all runs, which the folders have too."""
+    return replace(whole, chapters=[one for one in whole.chapters if one.title != page.HOW])
+
+
+def markdown_of(analysis: Analysis) -> str:
+    """Return the report as Markdown, without pictures."""
+    return render.page(_without_how(page.page_of(analysis)))
+
+
+def latex_of(analysis: Analysis) -> dict[str, str]:
+    """Return all tables as LaTeX, by name; a table without rows is left out."""
+    comparison = analysis.comparison
+    comments = "".join(f"% {one_line(sentence)}\n" for sentence in comparison.warnings)
+    warning = "" if comparison.apart is None else f"Not comparable: {comparison.apart}."
+    found = {}
+    for name, table in shown.TABLES.items():
+        places = comparison.places[:1] if name == "ranks" else comparison.places
+        tables = [one for place in places for one in table(analysis, place)]
+        parts = [render.latex(one, warning) for one in tables if one.rows]
+        if parts:
+            found[name] = f"{render.PACKAGES}{comments}{''.join(parts)}"
+    return found
+
+
+def written(analysis: Analysis) -> list[str]:
+    """Return the names of the CSV files: all tables, but `new_clients` only if there are any."""
+    return [name for name in FRAMES if name != "new_clients" or len(analysis.new_clients)]
+
+
+def csv_of(analysis: Analysis, name: str) -> str:
+    """Return a table as CSV; NaN is an empty cell, and tuples are joined by semicolons.
+
+    The tables of runs that are not comparable have a column `warning`.
+
+    Args:
+        analysis: The tables.
+        name: One of FRAMES.
+    """
+    table: pd.DataFrame = getattr(analysis, name)
+    if analysis.comparison.apart is not None:
+        table = table.assign(warning=f"not comparable: {analysis.comparison.apart}")
+    return _csv(table)
+
+
+def _csv(table: "pd.DataFrame") -> str:
+    rows = [[_cell(value) for value in row] for row in table.itertuples(index=False, name=None)]
+    return csv_text(tuple(table.columns), rows)
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a cell of CSV."""
+    if isinstance(value, tuple):
+        return "; ".join(value)
+    if isinstance(value, bool | np.bool_):
+        return int(value)
+    return None if isinstance(value, float) and np.isnan(value) else value
+
+
+def json_of(analysis: Analysis | None, extra: Extra | None = None) -> str:
+    """Return the report as JSON; see `tree_of`."""
+    tree = {} if analysis is None else tree_of(analysis)
+    if extra is not None:
+        tree = {"flbench": __version__, **tree, **finite(extra.tree)}
+        tree["answer"] = [*extra.answer, *tree.get("answer", ())]
+        tree["warnings"] = [*extra.warnings, *tree.get("warnings", ())]
+    return json.dumps(tree, indent=1) + "\n"
+
+
+def tree_of(analysis: Analysis) -> dict[str, Any]:
+    """Return the report as values of JSON.
+
+    Returns:
+        A dict with the keys `flbench` (version), `answer`, `warnings`, `methods`, `places`,
+        `repetitions`, `vary`, `metric`, `baseline`, `populations` (for what the claims of each
+        place hold) and `kinds` (of partition, by place); for each of FRAMES a list of rows as
+        objects; `across`, null for a single place; and `runs`, the folders. NaN is null.
+    """
+    comparison = analysis.comparison
+    tree = {
+        "flbench": __version__,
+        "answer": analysis.answer,
+        **facts(comparison),
+        "populations": {
+            place: comparison.sampling_at(place).population for place in comparison.places
+        },
+        "kinds": comparison.kinds,
+        "warnings": comparison.warnings,
+        **{name: records(getattr(analysis, name)) for name in FRAMES},
+        "across": None if analysis.across is None else _across_tree(analysis, analysis.across),
+        "runs": [
+            {
+                "place": entry.place,
+                "method": entry.method,
+                "repetition": entry.repetition,
+                "path": entry.folder,
+                **{key: entry.run.summary[key] for key in ("config_hash", "weights_digest")},
+            }
+            for entry in comparison.entries
+        ],
+    }
+    found: dict[str, Any] = finite(tree)
+    return found
+
+
+def facts(comparison: Arrangement) -> dict[str, Any]:
+    """Return what was compared, by name."""
+    names = ("methods", "places", "repetitions", "vary", "metric", "baseline")
+    return {name: getattr(comparison, name) for name in names}
+
+
+def _across_tree(analysis: Analysis, across: Across) -> dict[str, Any]:
+    """Return the comparison over places as values of JSON; without tests if there is no claim."""
+    tests = {
+        "friedman": across.friedman,
+        "nemenyi": across.nemenyi.to_dict(),
+        "critical": across.critical,
+        "groups": across.groups,
+    }
+    return {
+        "ranks": across.ranks.to_dict(),
+        "places": across.places,
+        **(tests if shown.has_rank_claims(analysis) else dict.fromkeys(tests)),
+    }
+
+
+def finite(tree: Any) -> Any:
+    """Return a tree as values of JSON: keys are text, NaN and infinity are null."""
+    if isinstance(tree, Mapping):
+        return {str(key): finite(value) for key, value in tree.items()}
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return [finite(value) for value in tree]
+    if isinstance(tree, np.generic):
+        return finite(tree.item())
+    return None if isinstance(tree, float) and not isfinite(tree) else tree

@@ -17,7 +17,7 @@ from flbench.callbacks import Callback, RunView
 from flbench.core.errors import shortened
 from flbench.core.user_code_errors import note_of
 from flbench.core.wording import how_to_resume
-from flbench.reports.tables import score
+from flbench.reports.shown import run_score
 from flbench.reports.terminal import Silence, duration, open_console, print_notes, told
 
 MORE: Final = 5.0
@@ -227,4 +227,4 @@ def accuracy_text(run: RunView, metrics: Mapping[str, float]) -> str:
     value = metrics.get(f"validation/personal/{by.column}")
     if value is None:
         return "no validation part"
-    return f"validation {by.title} {score(value, has_classes=run.config.has_classes)}"
+    return f"validation {by.title} {run_score(value, has_classes=run.config.has_classes)}"

@@ -5,11 +5,12 @@ from html import escape as quoted
 from typing import TYPE_CHECKING, Final
 
 from flbench.core.text import printable
+from flbench.reports import page
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from flbench.reports.tables import Block
+    from flbench.reports.shown import Shown
 
 # Colours come from the notebook's theme, light or dark.
 STYLE: Final = (
@@ -26,14 +27,12 @@ STYLE: Final = (
     ".flbench pre{margin:.5em 0;font-size:12px;background:none;color:inherit}"
     ".flbench thead th{border-bottom:1px solid;white-space:nowrap}"
     ".flbench .facts th{font-weight:normal;opacity:.7}"
-    ".flbench .facts th,.flbench .facts td{text-align:left}"
+    ".flbench .facts th,.flbench .facts td,.flbench .text{text-align:left}"
     ".flbench ul{margin:.5em 0 0;padding-left:1.3em}"
     ".flbench code{font-size:12px}"
     ".flbench progress{width:16em;vertical-align:middle;margin-right:.8em}"
     "</style>"
 )
-
-LEFT: Final = ' style="text-align:left"'
 
 
 def text(content: object) -> str:
@@ -105,18 +104,9 @@ def prose(content: str) -> str:
     return "".join(parts)
 
 
-def block(content: "Block") -> str:
+def block(content: "Shown") -> str:
     """Return a table of a report with its heading and the sentence below the heading."""
-    sides = [LEFT if column in content.texts else "" for column in range(len(content.header))]
-    titles = zip(sides, content.header, strict=True)
-    head = "".join(f"<th{side}>{text(name)}</th>" for side, name in titles)
-    rows = ""
-    for row in content.rows:
-        cells = [f"<td{side}>{text(item)}</td>" for side, item in zip(sides, row, strict=True)]
-        rows += f"<tr>{''.join(cells)}</tr>"
-    about = f"<p>{text(content.about)}</p>" if content.about else ""
-    table = f'<table class="block"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-    return f"{heading(content.title)}{about}{table}"
+    return f'<div class="block">{page.html(content)}</div>'
 
 
 def _cell(value: object) -> str:

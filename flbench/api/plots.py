@@ -32,10 +32,10 @@ class RunPlots:
         Where there are no classes, the metric by which the best round is chosen takes the place of
         the accuracy.
         """
-        from flbench.reports import figures
+        from flbench.reports.run import curves
 
         runs = [(str(self._run.summary["algorithm"]), self._run.rows)]
-        return figures.curves(runs, self._run.config.evaluation.best)
+        return curves(runs, self._run.config.evaluation.best)
 
     def per_class(self, moment: Moment = "last") -> "Figure":
         """Draw recall and F1 of each class on the test parts, ordered by training samples.

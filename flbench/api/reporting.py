@@ -3,27 +3,33 @@
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
-from flbench.analysis import blocks, frame, text
+from flbench.analysis import frame
 from flbench.analysis import report as written
 from flbench.analysis.arrangement import arrange
+from flbench.analysis.page import heading
+from flbench.analysis.shown import TABLES, ranks
 from flbench.analysis.tables import Analysis, analyse
 from flbench.api import html
-from flbench.api.comparison_plots import ComparisonPlots
 from flbench.api.runs import Run
 from flbench.calls import arguments
 from flbench.comparison import archive
 from flbench.comparison.archive import Unpacked
 from flbench.comparison.collect import collect
 from flbench.core import files
-from flbench.core.errors import UserError
-from flbench.reports.tables import Block
+from flbench.core.errors import UserError, did_you_mean
+from flbench.reports.shown import Shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RUNS: Final = ("place", "method", "repetition", "seed", "path")
 """Columns of `Comparison.runs`."""
+NAMES: Final = (*written.FRAMES, "long")
+"""Names of the tables of a comparison."""
 
 
 class Comparison:
@@ -31,16 +37,86 @@ class Comparison:
 
     All figures are test metrics of the models that are deployed to the clients, at the best round
     by validation, or at the last round without validation parts. A *place* is a data set with a
-    setting; its methods are compared with each other.
+    setting; its methods are compared with each other. Each table is a copy, and NaN stands for what
+    there is not. `low` and `high` are the ends of a 95 % interval of a mean over repetitions, `std`
+    is the standard deviation between them, and `n` their number.
 
     Args:
         analysis: The tables.
         unpacked: The archives from which the runs come.
+
+    Attributes:
+        leaderboard: A row for each method of each place, best first: `n`, `mean`, `std`, `low` and
+            `high` of the metric; `rank`, NaN for a method that lacks repetitions; `groups`, letters
+            of at most eight methods, of which two without a common one differ significantly;
+            `last`, the mean after the last round; means of the other metrics that `report` was
+            given, of `bytes` and of `seconds`; `better_than`, a tuple of the methods that are
+            significantly worse.
+        scores: A row for each method of each place and each test `metric`, `bytes` and `seconds`,
+            with `n`, `mean`, `std`, `low`, `high`.
+        pairs: A row for every two methods of a place and each metric that `report` was given; with
+            a baseline, or the full method of an ablation, each other method beside it. `difference`
+            is first minus second, with `low` and `high`; `p` is the p-value of the `test` that
+            decides, NaN where the repetitions support no claim; `p_holm`, corrected for all rows of
+            the place and metric, decides the `verdict`; `paired_t`, `corrected` (for other samples
+            of the same kind) and `wilcoxon` are p-values of further tests; `probability` is the
+            share of repetitions in which the first method is better; `needed` is the number of
+            repetitions to see a difference that is not significant with a probability of 80 %.
+        classes: A row for each class and method of a place: `train_support`, `test_support`,
+            `holders` (clients with training samples), `rare`, `confusable`; `precision`, `recall`
+            and `f1`, each with `_std`, `_low`, `_high`, over the `n` repetitions with test samples
+            of the class; `difference`, `low`, `high`: recall minus the baseline's.
+        clients: A row for each client of each run: `name`, `train_size`, `test_size`, `classes`;
+            `skew` in [0, 1], the distance of its class shares from those of all clients;
+            `accuracy`, `validation_accuracy`; `gain` and `gain_ft`, accuracy minus that of `local`
+            and of `ft`.
+        client_scores: A row for each client and method of a place whose repetitions have the same
+            clients: `accuracy` and `gain` over repetitions, each with `_std`, `_low`, `_high`.
+        client_spread: Over repetitions each `measure` of the clients of a run with test samples:
+            `mean`, `std`, `worst`, deciles `q10` to `q90` (the fifth is `median`), `q25` and `q75`
+            of the accuracy; the mean `gain`, and the shares of clients that gain (`gaining`) and
+            lose (`losing`); the same over `ft`.
+        new_clients: The clients that join after the training (`partition.new_clients`) by `epochs`
+            on their own training parts: their mean test accuracy over repetitions, and means of
+            `seen`, that of the clients that trained, `gap`, `worst10`, `received_bytes`, `steps`.
+        curves: The `value` of the metric by `repetition`, `round` and `split`, with the `bytes` and
+            `seconds` until then.
+        targets: The costs until a method reaches each `target` that `report` was given (otherwise
+            `evaluation.target_accuracy`), by `split`: `reached` of `n` runs, which is `share`;
+            medians of `rounds`, `bytes` and `seconds` over all runs, in which a run that ends
+            without reaching the target counts as later than all others, NaN where half of the runs
+            or more do; `least_rounds` and the like are then what the median exceeds, `rounds_min`
+            and `rounds_max` and the like the ends over the runs that reach it.
+        long: A row for each `metric` of each evaluation of each run, from which all tables are
+            made: `split` (`validation`, `test` or `common`), `deployment` (`personal` for the
+            clients' own models), `value`, `round`; whether it is the `best` one by validation, and
+            the `last` evaluated one; `trainings`, `bytes` and `seconds` until then; `path`.
     """
+
+    leaderboard: pd.DataFrame
+    scores: pd.DataFrame
+    pairs: pd.DataFrame
+    classes: pd.DataFrame
+    clients: pd.DataFrame
+    client_scores: pd.DataFrame
+    client_spread: pd.DataFrame
+    new_clients: pd.DataFrame
+    curves: pd.DataFrame
+    targets: pd.DataFrame
+    long: pd.DataFrame
 
     def __init__(self, analysis: Analysis, unpacked: Sequence[Unpacked] = ()) -> None:
         self._analysis = analysis
         self._unpacked = unpacked  # their folders are deleted together with this object
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        if name not in NAMES:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        table: pd.DataFrame = getattr(self._analysis, name)
+        return table.copy()
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *NAMES]
 
     @property
     def answer(self) -> list[str]:
@@ -68,154 +144,10 @@ class Comparison:
         return dict(self._analysis.comparison.kinds)
 
     @property
-    def long(self) -> pd.DataFrame:
-        """A row for each metric of each evaluation of each run, from which all tables are made.
-
-        Columns: `place`, `method`, `repetition`, `seed`; `split` (`validation`, `test` or
-        `common`), `deployment` (`personal` for the clients' own models), `metric`, `value`;
-        `round`; whether it is the `best` one by validation, and the `last` evaluated one;
-        `trainings` of clients, `bytes` of all clients and `seconds` until then; and the `path` of
-        the run folder.
-        """
-        return self._analysis.long.copy()
-
-    @property
-    def leaderboard(self) -> pd.DataFrame:
-        """A row for each method of each place, best first.
-
-        Columns: `place` and `method`; `n`, the number of runs; `mean` of the metric over the runs,
-        with the ends `low` and `high` of its 95 % interval; its standard deviation `std` between
-        repetitions; `rank`, 1 for the largest mean, NaN for a method that lacks
-        repetitions; `groups`, letters: two methods
-        without a common letter differ significantly; `last`, the mean of the metric after the last
-        round; means of the other metrics that `report` was
-        given (`rare_recall`, `macro_f1` and `worst10_accuracy` by default), and of the `bytes` and
-        `seconds` of a run; `better_than`, a tuple of the methods that are significantly worse.
-        """
-        return self._analysis.leaderboard.copy()
-
-    @property
-    def scores(self) -> pd.DataFrame:
-        """A row for each method of each place and each of its test metrics, `bytes` and `seconds`.
-
-        Columns: `place`, `method`, `metric`; `n`, the number of repetitions that have it; `mean`;
-        standard deviation `std`; and the ends `low` and `high` of the 95 % interval of the mean.
-        """
-        return self._analysis.scores.copy()
-
-    @property
-    def pairs(self) -> pd.DataFrame:
-        """A row for every two methods of a place and each metric that `report` was given. With a
-        baseline, a row for each other method, and the baseline is the second one. Of an ablation, a
-        row for each variant, and the full method is the second one.
-
-        Columns: `place`, `metric`, `first`, `second`, `n`; `difference` of the metric, first minus
-        second, with its 95 % interval `low`, `high`; `p`, the p-value of the `test` that decides,
-        NaN where the repetitions support no claim; `p_holm`, which is `p` corrected for all rows of
-        the place and metric and decides the `verdict`; the p-values of tests by name: `paired_t`,
-        `corrected` (corrected resampled t-test, for other samples of the same kind), `wilcoxon`;
-        `probability`, the share of repetitions in which the first method is better. For differences
-        that are not significant: `needed`, the number of repetitions to see the difference with a
-        probability of 80 %, NaN for more than 1,000, and where repetitions are not independent.
-        `bytes`, `seconds` and metrics of which neither more nor less is better are not
-        tested.
-        """
-        return self._analysis.pairs.copy()
-
-    @property
-    def classes(self) -> pd.DataFrame:
-        """Means over repetitions by place, class and method.
-
-        Columns: `place`, `class`, `name`, `train_support`, `test_support`, `holders` (clients with
-        training samples), `rare`, `confusable`, `method`; `n`, the number of repetitions with test
-        samples of the class, over which `recall` and `f1` are means; `precision`, `recall`, `f1`,
-        each with a standard deviation and a 95 % interval (`f1_std`, `f1_low`, `f1_high`);
-        `difference`, `low`, `high`: recall minus the baseline's.
-        """
-        return self._analysis.classes.copy()
-
-    @property
-    def clients(self) -> pd.DataFrame:
-        """Accuracy of each client of each run.
-
-        Columns: `place`, `method`, `repetition`, `client`, `name`, `train_size`, `test_size`,
-        `classes`; `skew` in [0, 1], the distance of the client's class shares from those of all
-        clients; `accuracy` on the test part; `validation_accuracy`, NaN in runs of earlier
-        versions; `gain`, accuracy minus that of `local`, and `gain_ft`, minus that of `ft`.
-        """
-        return self._analysis.clients.copy()
-
-    @property
-    def client_scores(self) -> pd.DataFrame:
-        """A row for each client and method of a place, where all repetitions have the same clients.
-
-        Columns: `place`, `client`, `name`; `train_size` and `test_size`, means over repetitions;
-        `method`; `n`, the number of repetitions in which the client has test samples; the mean
-        `accuracy` with `accuracy_std`, `accuracy_low` and `accuracy_high`, its standard deviation
-        and 95 % interval; and the same of `gain`, accuracy minus that of `local`.
-        """
-        return self._analysis.client_scores.copy()
-
-    @property
-    def client_spread(self) -> pd.DataFrame:
-        """How the accuracy of the clients of a run is distributed, over repetitions.
-
-        Columns: `place`, `method`, `measure`, `n`, `mean`, `std`, `low`, `high`. Measures: over the
-        clients with test samples `mean`, `std`, `worst`, the deciles `q10`, `q20`, ..., `q90` (the
-        fifth is `median`), `q25` and `q75` of the accuracy; with `local` the mean `gain` over it,
-        and the shares of clients that gain (`gaining`) and lose (`losing`); with `ft` the same as
-        `gain_ft`, `gaining_ft` and `losing_ft`.
-        """
-        return self._analysis.client_spread.copy()
-
-    @property
-    def new_clients(self) -> pd.DataFrame:
-        """How clients do that join after the training (`partition.new_clients`), over repetitions.
-
-        Columns: `place`, `method`; `epochs` of training on the client's training part, 0 for the
-        model that the server would send; the mean over new clients of their test accuracy with `n`,
-        `mean`, `std`, `low` and `high` over repetitions; and means of `seen`, the same of the
-        clients that trained, `gap`, new minus seen, `worst10`, the mean of the worst tenth of the
-        new clients, `received_bytes` and optimizer `steps` of a new client. Without such clients
-        there are no rows.
-        """
-        return self._analysis.new_clients.copy()
-
-    @property
-    def curves(self) -> pd.DataFrame:
-        """The `value` of the metric by `place`, `method`, `repetition`, `round` and `split`.
-
-        `bytes` are those of all transfers until then, and `seconds` the time, if each round takes
-        equally long.
-        """
-        return self._analysis.curves.copy()
-
-    @property
-    def targets(self) -> pd.DataFrame:
-        """Rounds, bytes and seconds until each method reaches a target of a place.
-
-        Columns: `place`; `split`, `validation` or `test`; `target`, a value of the metric;
-        `method`; `share`, the share of the `n` runs that reach it, and their number `reached`;
-        `rounds`, `bytes` and `seconds`, medians over all `n` runs, in which a run that ends without
-        reaching the target is censored: it counts as later than all others. They are NaN where half
-        of the runs or more do so; `least_rounds`, `least_bytes` and `least_seconds` are then the
-        costs that the median exceeds. `rounds_min`, `rounds_max` and the like: smallest and largest
-        cost of the runs that reach it. The targets are those that `report` was given,
-        otherwise `evaluation.target_accuracy` if all runs of the place have the same. Without any
-        there are no rows.
-        """
-        return self._analysis.targets.copy()
-
-    @property
     def ranks(self) -> "pd.Series[float] | None":
         """Mean rank of each method over places, best first; None for a single place."""
         across = self._analysis.across
         return None if across is None else across.ranks.copy()
-
-    @property
-    def plot(self) -> ComparisonPlots:
-        """The pictures of the page, such as `comparison.plot.leaders()`."""
-        return ComparisonPlots(self._analysis)
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -228,8 +160,39 @@ class Comparison:
             columns=list(RUNS),
         )
 
+    def plot(self, name: str, place: str | None = None, *, width: float = 9.0) -> "Figure":
+        """Draw a picture of the page; a notebook shows it, `figure.savefig(PATH)` writes it.
+
+        Args:
+            name: `leaders`, `class-intervals`, `recall`, `precision`, `f1`, `recall-gain`,
+                `clients`, `new-clients`, `convergence`, `prices` or `partition` of a place;
+                `settings` or `ranks` of all places.
+            place: Label of the place; it may be left out if there is only one.
+            width: Width in inches; a column of a paper has 3.4. Panels of a narrow picture are
+                below each other. That of `partition` follows from what it shows.
+
+        Raises:
+            UserError: There is no such picture or place, several places and none is named, or the
+                runs do not have what the picture shows.
+        """
+        from flbench.analysis import figures
+        from flbench.reports.picture import named
+
+        one = named({**figures.PICTURES, **figures.ACROSS}, name)
+        places = self._analysis.comparison.places
+        if name in figures.ACROSS or (place is None and len(places) == 1):
+            place = places[0]
+        if place not in places:
+            given = "name a place" if place is None else f"there is no place {place!r}"
+            near = "" if place is None else did_you_mean(place, places)
+            raise UserError(f"{given}.{near} The places: {', '.join(map(repr, places))}.")
+        figure = figures.draw(self._analysis, name, place, width)
+        if figure is None:
+            raise UserError(f"there is no picture {name!r}: {one.lacks}")
+        return figure
+
     def write(self, folder: str | PathLike[str]) -> Path:
-        """Write the report: a page, Markdown, LaTeX, JSON, CSV tables and pictures.
+        """Write the report: a page, Markdown, JSON, tables as CSV and LaTeX, and pictures.
 
         Args:
             folder: Folder of the report; it is made if it does not exist.
@@ -250,35 +213,37 @@ class Comparison:
             ) from error
         return place
 
-    def blocks(self) -> list[Block]:
-        """Return the leaderboard of each place, and the ranks over places, as tables of text.
+    def shown(self) -> list[Shown]:
+        """Return the leaderboard of each place with its rare classes, and the ranks, as shown.
 
         With a baseline there are the differences from it too, and with targets their costs.
         """
-        analysis, comparison = self._analysis, self._analysis.comparison
-        found: list[Block] = []
-        for place in comparison.places:
-            found.append(blocks.leaderboard_block(analysis, place))
-            if comparison.reference is not None:
-                found += blocks.pairs_blocks(analysis, place)
-            if comparison.targets:
-                found += blocks.targets_blocks(analysis, place)
-        if analysis.across is not None:
-            found.append(blocks.ranks_block(analysis))
-        return found
+        comparison = self._analysis.comparison
+        wanted = {"leaderboard": True, "rare": True, "pairs": comparison.reference is not None}
+        wanted["targets"] = bool(comparison.targets)
+        return [
+            *(
+                one
+                for place in comparison.places
+                for name, is_wanted in wanted.items()
+                if is_wanted
+                for one in TABLES[name](self._analysis, place)
+            ),
+            *ranks(self._analysis),
+        ]
 
     def tree(self) -> dict[str, Any]:
         """Return the whole report as values of JSON."""
-        return text.tree_of(self._analysis)
+        return written.tree_of(self._analysis)
 
     def __repr__(self) -> str:
-        return f"<Comparison: {text.heading(self._analysis.comparison)}>"
+        return f"<Comparison: {heading(self._analysis.comparison)}>"
 
     def _repr_html_(self) -> str:
         comparison = self._analysis.comparison
         pieces = [html.prose("\n\n".join(self.answer))]
-        pieces += map(html.block, self.blocks())
-        return html.card(text.heading(comparison), *pieces, html.notes(self.warnings))
+        pieces += map(html.block, self.shown())
+        return html.card(heading(comparison), *pieces, html.notes(self.warnings))
 
 
 Source = Run | str | PathLike[str]

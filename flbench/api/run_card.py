@@ -7,7 +7,8 @@ import pandas as pd
 
 from flbench.api import html
 from flbench.core.own_names import SUFFIXES
-from flbench.reports.tables import PROBABILITY_TITLES, RANKING_TITLES, score, size
+from flbench.reports.run import PROBABILITY_TITLES, RANKING_TITLES
+from flbench.reports.shown import run_score, size
 from flbench.results.reading import StoredRun
 from flbench.results.summary import ended_after
 
@@ -56,7 +57,9 @@ def _moments(run: StoredRun) -> pd.DataFrame:
         names = [f"{name}{suffix}" for name in own for suffix in ("", *SUFFIXES)]
         columns = {
             title: {
-                name: score(found.get(name), has_classes=False) for name in names if name in found
+                name: run_score(found.get(name), has_classes=False)
+                for name in names
+                if name in found
             }
             for title, found in columns.items()
         }

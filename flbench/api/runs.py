@@ -12,7 +12,7 @@ from flbench.config.schema import Config
 from flbench.config.trust import run_code
 from flbench.core.parts import offered
 from flbench.core.text import warn
-from flbench.reports.tables import score
+from flbench.reports.shown import run_score
 from flbench.results import reading
 from flbench.results.summary import ended_after
 
@@ -372,7 +372,7 @@ class Run:
         value = best["test"].get(by.column)
         state = (
             f"round {best['round']} of {ended_after(self.summary)}, test {by.title}"
-            f" {score(value, has_classes=self.config.has_classes)}"
+            f" {run_score(value, has_classes=self.config.has_classes)}"
             if self.finished and value is not None
             else ("finished" if self.finished else f"unfinished: fl.resume({str(self.path)!r})")
         )

@@ -3,13 +3,13 @@
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
 from flbench.api import html
 from flbench.api.comparisons import PlannedComparison
-from flbench.api.study_plots import StudyPlots
+from flbench.api.study_plots import plot
 from flbench.calls import arguments
 from flbench.comparison.folder import is_comparison
 from flbench.core.errors import UserError, did_you_mean
@@ -20,6 +20,9 @@ from flbench.tuning import tables
 from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
 from flbench.tuning.reported import reported
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TRIALS: Final = {
     "method": "str",
@@ -148,10 +151,23 @@ class Study:
         last = [key for row in rows for key in row if key.startswith("config/")]
         return pd.DataFrame(rows, columns=list(dict.fromkeys([*first, *last])))
 
-    @cached_property
-    def plot(self) -> StudyPlots:
-        """Pictures of the study as figures of matplotlib."""
-        return StudyPlots(self.report)
+    def plot(self, name: str, method: str | None = None) -> "Figure":
+        """Draw a picture of the study as a figure of matplotlib.
+
+        Args:
+            name: `history`, the best validation score so far over the trials, a line for each
+                method; `parallel`, a line for each trial of a method through its parameters to its
+                score; `scatter`, the score over each parameter; `importance`, how much of the
+                score's variance each parameter explains (fANOVA); or `comparison`, the metric on
+                test parts of the default and of the tuned parameters.
+            method: Name of the method of `parallel`, `scatter` and `importance`; it may be left out
+                if the study has only one.
+
+        Raises:
+            UserError: There is no such picture or method, or the study does not have yet what the
+                picture shows.
+        """
+        return plot(self.report, name, method)
 
     @cached_property
     def comparison(self) -> PlannedComparison:

@@ -1,119 +1,97 @@
 """Pictures of a study, as figures of matplotlib that are not part of pyplot's state."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
 
 from flbench.core.errors import UserError, did_you_mean
+from flbench.reports.picture import named
 from flbench.tuning.report import StudyReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Draw = Callable[[StudyReport, str | None], "Figure"]
 
-class StudyPlots:
-    """Pictures of a study. A notebook shows the figure, and `figure.savefig(PATH)` writes it.
 
-    Args:
-        report: The results of the study.
-    """
+def plot(report: StudyReport, name: str, method: str | None) -> "Figure":
+    """Draw a picture of a study; see `Study.plot`."""
+    return named(PICTURES, name)(report, method)
 
-    def __init__(self, report: StudyReport) -> None:
-        self._report = report
 
-    def history(self) -> "Figure":
-        """Draw the best validation score so far over the trials, a line for each method.
+def _history(report: StudyReport, method: str | None) -> "Figure":
+    from flbench.tuning import study_figures
 
-        Raises:
-            UserError: No trial has a score yet.
-        """
-        from flbench.tuning import study_figures
+    study = report.study
+    if not any(study.winner(one) for one in study.methods):
+        raise UserError(_missing(report, "no trial has finished with a score"))
+    return study_figures.progress({m: study.trials_of(m) for m in study.methods}, report.metric)
 
-        study = self._report.study
-        lines = {method: study.trials_of(method) for method in study.methods}
-        if not any(study.winner(method) for method in study.methods):
-            raise UserError(self._missing("no trial has finished with a score"))
-        return study_figures.progress(lines, self._report.metric)
 
-    def parallel(self, method: str | None = None) -> "Figure":
-        """Draw a line for each trial of a method through its parameters to its score.
+def _parallel(report: StudyReport, method: str | None) -> "Figure":
+    from flbench.tuning import study_figures
 
-        Args:
-            method: Name of the method; it may be left out if the study has only one.
+    one = _drawable(report, method)
+    return study_figures.parallel(report.axes[one], report.study.trials_of(one), report.metric)
 
-        Raises:
-            UserError: There is no such method, or none of its trials has a score.
-        """
-        from flbench.tuning import study_figures
 
-        name = self._drawable(method)
-        trials = self._report.study.trials_of(name)
-        return study_figures.parallel(self._report.axes[name], trials, self._report.metric)
+def _scatter(report: StudyReport, method: str | None) -> "Figure":
+    from flbench.tuning import study_figures
 
-    def scatter(self, method: str | None = None) -> "Figure":
-        """Draw the score of a method's trials over each parameter.
+    one = _drawable(report, method)
+    return study_figures.scatter(report.axes[one], report.study.trials_of(one), report.metric)
 
-        Args:
-            method: Name of the method; it may be left out if the study has only one.
 
-        Raises:
-            UserError: There is no such method, or none of its trials has a score.
-        """
-        from flbench.tuning import study_figures
+def _importance(report: StudyReport, method: str | None) -> "Figure":
+    from flbench.tuning import study_figures
 
-        name = self._drawable(method)
-        trials = self._report.study.trials_of(name)
-        return study_figures.scatter(self._report.axes[name], trials, self._report.metric)
+    one = _method(report, method)
+    found = report.importances[one]
+    if not found.shares:
+        raise UserError(f"the importance of the parameters of `{one}`: {found.why}")
+    return study_figures.shares(found.shares)
 
-    def importance(self, method: str | None = None) -> "Figure":
-        """Draw how much of the score's variance each parameter of a method explains (fANOVA).
 
-        Args:
-            method: Name of the method; it may be left out if the study has only one.
+def _comparison(report: StudyReport, method: str | None) -> "Figure":
+    from flbench.analysis import figures
 
-        Raises:
-            UserError: There is no such method, or too few of its trials have finished.
-        """
-        from flbench.tuning import study_figures
+    place = report.study.header.dataset
+    figure = None if report.analysis is None else figures.draw(report.analysis, "leaders", place)
+    if figure is None:
+        raise UserError(_missing(report, "no final training has finished"))
+    return figure
 
-        name = self._method(method)
-        found = self._report.importances[name]
-        if not found.shares:
-            raise UserError(f"the importance of the parameters of `{name}`: {found.why}")
-        return study_figures.shares(found.shares)
 
-    def comparison(self) -> "Figure":
-        """Draw the study's metric on test parts, of the default and of the tuned parameters.
+PICTURES: Final[Mapping[str, Draw]] = {
+    "history": _history,
+    "parallel": _parallel,
+    "scatter": _scatter,
+    "importance": _importance,
+    "comparison": _comparison,
+}
+"""The pictures of a study by name."""
 
-        Each seed of the final trainings is a dot. The lines are 95 % intervals of the mean. A
-        method whose defaults won the search has no tuned parameters.
 
-        Raises:
-            UserError: No final training has finished.
-        """
-        from flbench.analysis import figures
+def _drawable(report: StudyReport, method: str | None) -> str:
+    """Return the name of a method with a trial that has a score, and a searched parameter."""
+    from flbench.tuning.study_page import drawable
 
-        if self._report.analysis is None:
-            raise UserError(self._missing("no final training has finished"))
-        return figures.leaders(self._report.analysis, self._report.study.header.dataset)
+    name = _method(report, method)
+    if not drawable(report, name):
+        raise UserError(_missing(report, f"no trial of `{name}` has a score"))
+    return name
 
-    def _drawable(self, method: str | None) -> str:
-        """Return the name of a method with a trial that has a score, and a searched parameter."""
-        from flbench.tuning.study_page import drawable
 
-        name = self._method(method)
-        if not drawable(self._report, name):
-            raise UserError(self._missing(f"no trial of `{name}` has a score"))
-        return name
+def _method(report: StudyReport, name: str | None) -> str:
+    """Return the name of a method of the study."""
+    known = report.study.methods
+    if name is None and len(known) == 1:
+        return known[0]
+    if name not in known:
+        hint = "" if name is None else did_you_mean(name, known)
+        raise UserError(f"`method` must be one of {', '.join(known)}, got {name!r}.{hint}")
+    return str(name)
 
-    def _method(self, name: str | None) -> str:
-        """Return the name of a method of the study."""
-        known = self._report.study.methods
-        if name is None and len(known) == 1:
-            return known[0]
-        if name not in known:
-            hint = "" if name is None else did_you_mean(name, known)
-            raise UserError(f"`method` must be one of {', '.join(known)}, got {name!r}.{hint}")
-        return str(name)
 
-    def _missing(self, why: str) -> str:
-        path = self._report.study.path
-        return f"{path}: {why}. fl.resume({str(path)!r}) continues an interrupted study."
+def _missing(report: StudyReport, why: str) -> str:
+    path = report.study.path
+    return f"{path}: {why}. fl.resume({str(path)!r}) continues an interrupted study."

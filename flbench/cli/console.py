@@ -4,17 +4,10 @@ import json as json_module
 import sys
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any, Final
-
-from rich.box import SIMPLE_HEAD
-from rich.measure import Measurement
-from rich.table import Table
+from typing import Any
 
 from flbench.core.text import printable
-from flbench.reports.tables import Block
 from flbench.reports.terminal import open_console, print_notes
-
-UNLIMITED: Final = 10_000  # columns
 
 notes = print_notes
 
@@ -45,30 +38,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not isfinite(value) else value
-
-
-def titled_table(title: str) -> Table:
-    """Return an empty table with a title above it."""
-    return Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-
-
-def whole_table(table: Table) -> None:
-    """Print a table, in a pipe or file as wide as its content needs."""
-    console = open_console()
-    if not console.is_terminal:
-        unlimited = console.options.update(width=UNLIMITED)
-        console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
-    console.print(table)
-
-
-def block(content: Block) -> None:
-    """Print a table of a report, with its heading and the sentence below the heading."""
-    table = Table(box=SIMPLE_HEAD)
-    for column, name in enumerate(content.header):
-        table.add_column(name, justify="left" if column in content.texts else "right")
-    for row in content.rows:
-        table.add_row(*row)
-    line(content.title)
-    if content.about:
-        line(content.about)
-    open_console().print(table)

@@ -5,10 +5,8 @@ from pathlib import Path
 
 from flbench.algorithms import catalogue as algorithm_catalogue
 from flbench.api import partitions
-from flbench.cli import console, words
+from flbench.cli import console, tables, words
 from flbench.cli.layers import CommandLine
-from flbench.cli.tables import data_sets as data_set_tables
-from flbench.cli.tables import partitions as partition_tables
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_values
@@ -58,10 +56,10 @@ def data(
         if as_json:
             console.json(entries)
         else:
-            data_set_tables.print_data_sets(entries, resolved.data)
+            tables.print_data_sets(entries, resolved.data)
     elif not wants_partition and not catalogue.is_available(resolved.data):
         entry = catalogue.data_set(resolved.data)
-        console.json(entry) if as_json else data_set_tables.print_missing_data_set(entry)
+        console.json(entry) if as_json else tables.print_missing_data_set(entry)
     else:
         federation, path = partitions.make(resolved, out)
         if path is not None:
@@ -75,13 +73,14 @@ def data(
 
 def _show_partition(federation: Federation, picture: Path | None, *, as_json: bool) -> None:
     if picture is not None:
-        from flbench.reports import data_figures, figures
+        from flbench.reports import data_figures
+        from flbench.reports.picture import save
 
-        figures.save(data_figures.partition(federation), picture)
+        save(data_figures.partition(federation), picture)
     if as_json:
         console.json(catalogue.partition(federation))
     else:
-        partition_tables.print_partition(federation)
+        tables.print_partition(federation)
 
 
 def _show_topology(
@@ -90,11 +89,12 @@ def _show_topology(
     network = algorithm_catalogue.network(config.algorithm, config.seed, federation.clients)
     names = federation.partition.names
     if picture is not None:
-        from flbench.reports import data_figures, figures
+        from flbench.reports import data_figures
+        from flbench.reports.picture import save
 
         drawing = data_figures.topology(
             network.graph, network.weights, network.positions, network.title, names
         )
-        figures.save(drawing, picture)
+        save(drawing, picture)
     entry = {**network.entry(), "client_names": list(names)}
-    console.json(entry) if as_json else partition_tables.print_topology(entry)
+    console.json(entry) if as_json else tables.print_topology(entry)

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from flbench.cli import console
-from flbench.cli.tables import predictions as prediction_tables
+from flbench.cli import console, tables
 from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
@@ -80,7 +79,7 @@ def predict(
     if as_json:
         console.json(rows)
         return
-    prediction_tables.print_predictions(rows, loaded.card)
+    tables.print_predictions(rows, loaded.card)
     if out is not None:
         console.line(f"predictions: {out}")
 

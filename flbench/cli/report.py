@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flbench.cli import console
 from flbench.core.errors import UserError
-from flbench.reports import tables
+from flbench.reports import render, shown
 from flbench.results import study_folder
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def pack(paths: Sequence[Path], file: Path) -> None:
     from flbench.comparison import archive
 
     count = archive.pack(paths, file)
-    size = tables.size(file.stat().st_size)
+    size = shown.size(file.stat().st_size)
     console.line(f"{file}: {count} run{'s' if count != 1 else ''}, {size}")
 
 
@@ -54,8 +54,8 @@ def print_report(found: "Comparison", folder: Path, *, as_json: bool) -> None:
     if as_json:
         console.json(found.tree() | {"path": str(folder)})
         return
-    for block in found.blocks():
-        console.block(block)
+    for table in found.shown():
+        render.console(table)
     for sentence in found.answer:
         console.line(sentence)
     console.notes(found.warnings)

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flbench.api.caller import Caller
-from flbench.cli import console
+from flbench.cli import console, tables
 from flbench.cli.show import show
-from flbench.cli.tables import estimates, partitions
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer
 from flbench.core.errors import PrintableError, UserError, combined
@@ -84,12 +83,12 @@ def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
             if not as_json:
                 console.text(to_yaml(built.config.tree(), origins))
                 console.notes(built.notes)
-                partitions.print_partition(built.federation)
+                tables.print_partition(built.federation)
             measured = estimate.measure(built)
         finally:
             built.engine.close()
         if not as_json:
-            estimates.print_estimate(measured)
+            tables.print_estimate(measured)
         about = {"config": built.config.tree(), "notes": list(built.notes)}
         partition = catalogue.partition(built.federation)
         entries.append({**about, "partition": partition, "estimate": vars(measured)})

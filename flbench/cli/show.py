@@ -6,9 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flbench.cli import console
-from flbench.cli.tables import runs as run_tables
-from flbench.cli.tables import studies as study_tables
+from flbench.cli import console, tables
 from flbench.comparison.archive import Unpacked, is_archive
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
@@ -34,9 +32,10 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
     from flbench.api.studies import Study
 
     if picture is not None:
-        from flbench.reports import figures
+        from flbench.reports.picture import check, save
+        from flbench.reports.run import curves
 
-        figures.check(picture)
+        check(picture)
     runs, studies, errors = [], [], []
     packed = [Unpacked(path) for path in paths if is_archive(path)]
     names = {path: Path(one.name(path)) for one in packed for path in folders.below(one.path)}
@@ -57,12 +56,12 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
         console.json({"runs": _runs(runs), "studies": [_study(*pair) for pair in studies]})
     else:
         for study, shown in studies:
-            study_tables.print_study(study.report, shown)
+            tables.print_study(study.report, shown)
         if runs:
-            run_tables.print_runs(runs)
+            tables.print_runs(runs)
     if runs and picture is not None:
         apart = differences(runs)
-        curves = [(apart.label(k), run.rows) for k, run in enumerate(runs)]
+        lines = [(apart.label(k), run.rows) for k, run in enumerate(runs)]
         chosen = {run.config.evaluation.best for run in runs}
         if len(chosen) > 1:
             errors.append(
@@ -70,7 +69,7 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
                 f" {', '.join(sorted(by.title for by in chosen))}. Name runs of one metric."
             )
         else:
-            figures.save(figures.curves(curves, chosen.pop()), picture)
+            save(curves(lines, chosen.pop()), picture)
     elif studies and picture is not None:
         errors.append("--picture draws the curves of runs; a study's pictures are in report.html.")
     if errors:

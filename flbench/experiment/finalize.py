@@ -13,7 +13,7 @@ from flbench.experiment.assembly import Experiment
 from flbench.experiment.loop import FederatedLoop
 from flbench.experiment.predictions import positive_class
 from flbench.experiment.run_folder import RunFolder
-from flbench.reports import page
+from flbench.reports import run as run_report
 from flbench.results import reading
 from flbench.results.summary import Summary
 
@@ -65,7 +65,7 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
     run = reading.StoredRun(
         folder.path, config, summary, folder.rows, classes, finished=True, clients=clients
     )
-    folder.write("report.html", page.render(run))
+    folder.write("report.html", run_report.render(run))
     folder.write_json("summary.json", summary)
     return summary
 

@@ -13,7 +13,7 @@ from flbench.experiment import assembly, estimate, own_methods
 from flbench.experiment.engines import on_this_machine
 from flbench.experiment.estimate import MEASURING, PROCESSES, START, WORKERS
 from flbench.jobs.job import Job
-from flbench.reports.tables import size
+from flbench.reports.shown import size
 from flbench.reports.terminal import duration
 from flbench.workers.ray_resources import Resources
 

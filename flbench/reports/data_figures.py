@@ -1,16 +1,18 @@
 """Pictures of data, classes and clients: partitions, networks, confusion matrices, and scores."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
+from unicodedata import combining, east_asian_width
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from flbench.reports.picture import Picture, height, in_legend, name_places, short, width
+from flbench.reports.picture import CHARACTER, Picture, in_legend, literal, plain, short
 from flbench.reports.picture import title as wrapped
 
 if TYPE_CHECKING:
@@ -20,22 +22,25 @@ if TYPE_CHECKING:
 
 MOST_NAMED: Final = 30
 """Clients whose names a picture of all clients shows."""
+LINE: Final = 1.25  # height of a line, as a share of the font's size
+WIDE: Final = "@MWmw%"  # letters that need almost twice the mean width
 
 
-def partition(federation: "Federation") -> Figure:
+def partition(federation: "Federation") -> Picture:
     """Draw the number of training samples by client (rows) and class (columns), in log scale."""
     counts = federation.counts.numpy()
     data, parts = federation.dataset, federation.partition
     return partition_table(counts, data.classes, data.name, parts.names, parts.shifts)
 
 
+@literal
 def partition_table(
     counts: NDArray[np.integer],
     names: Sequence[str],
     dataset: str,
     client_names: Sequence[str] = (),
     shifts: Sequence[str] = (),
-) -> Figure:
+) -> Picture:
     """Draw the number of training samples by client and class, in log scale.
 
     Args:
@@ -65,17 +70,18 @@ def partition_table(
     if clients <= MOST_NAMED:
         axes.set_yticks(range(clients), labels or None)
     axes.set_title(wrapped(f"{dataset}: {clients} clients", size[0] - 1.0))
-    figure.colorbar(image, ax=axes, label="training samples")
+    figure.colorbar(image, ax=axes, label="training samples", format="{x:g}")
     return figure
 
 
+@literal
 def topology(
     graph: "Tensor",
     rows: "Tensor",
     positions: NDArray[np.float64],
     title: str,
     client_names: Sequence[str] = (),
-) -> Figure:
+) -> Picture:
     """Draw a network of clients, and its mixing weights beside it.
 
     A link in one direction is an arrow towards the client that mixes. Connected components have
@@ -145,9 +151,10 @@ def topology(
     return figure
 
 
+@literal
 def classes(
     names: Sequence[str], metrics: Mapping[str, Sequence[float]], title: str, xlabel: str
-) -> Figure:
+) -> Picture:
     """Draw metrics of classes as bars, a group of bars for each class.
 
     Args:
@@ -168,14 +175,13 @@ def classes(
     name_places(axes, own, wide - 0.7)
     axes.set(ylim=(0, 1), xlabel=xlabel)
     axes.set_title(wrapped(title, wide), loc="left")
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes, axis="y")
     axes.legend(frameon=False, ncols=len(metrics), loc="lower right", bbox_to_anchor=(1, 1))
     return figure
 
 
-def confusion(counts: NDArray[np.floating[Any]], names: Sequence[str], title: str) -> Figure:
+@literal
+def confusion(counts: NDArray[np.floating[Any]], names: Sequence[str], title: str) -> Picture:
     """Draw a confusion matrix as shares of each true class.
 
     Cells of a matrix of at most 15 classes show the share in percent.
@@ -212,13 +218,14 @@ def confusion(counts: NDArray[np.floating[Any]], names: Sequence[str], title: st
     return figure
 
 
+@literal
 def clients(
     sizes: NDArray[np.integer[Any]],
     values: NDArray[np.floating[Any]],
     labels: Sequence[str],
     metric: str,
     title: str,
-) -> Figure:
+) -> Picture:
     """Draw a metric of each client against its number of training samples.
 
     Args:
@@ -249,6 +256,57 @@ def clients(
     axes.set(xlabel="training samples", ylabel=metric, title=wrapped(title, 7.0))
     if ((values[known] >= 0) & (values[known] <= 1)).all():
         axes.set(ylim=(-0.02, 1.05))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     return figure
+
+
+def width(label: str, size: float = 10.0) -> float:
+    """Return about the width of a label in inches.
+
+    Args:
+        label: A text of one line.
+        size: Size of the font in points.
+    """
+    ems = sum(
+        0.0
+        if combining(letter)
+        else 1.0
+        if letter in WIDE or east_asian_width(letter) in "FW"
+        else CHARACTER
+        for letter in label
+    )
+    return ems * size / 72
+
+
+def height(names: Sequence[str], inches: float, size: float = 10.0) -> float:
+    """Return the height in inches of names below an axis, as `name_places` writes them.
+
+    Args:
+        names: Names of all places.
+        inches: Width of the axis.
+        size: Size of the font in points.
+    """
+    longest = max((width(name, size) for name in names), default=0.0)
+    is_upright = longest + 0.04 > inches / max(1, len(names))
+    return longest if is_upright else LINE * size / 72
+
+
+def name_places(axes: Axes, names: Sequence[str], inches: float, size: float = 10.0) -> None:
+    """Write names below the places 0, 1, ... of an axis such that none covers another.
+
+    Names stand upright where they are too wide for their place. Where even upright names are too
+    close, some of them are left out, at equal distances.
+
+    Args:
+        axes: The axes.
+        names: Names of all places.
+        inches: Width of the axis.
+        size: Size of the font in points.
+    """
+    line = LINE * size / 72
+    is_upright = height(names, inches, size) > line
+    step = max(1, ceil(line * len(names) / inches)) if is_upright else 1
+    shown = range(0, len(names), step)
+    axes.set_xticks(
+        shown, [names[k] for k in shown], rotation=90 if is_upright else 0, fontsize=size
+    )

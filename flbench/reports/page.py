@@ -1,77 +1,137 @@
-"""The page report.html of a run, which needs no server and no network."""
+"""Pages: the report of runs, comparisons and studies as one file, which needs no network."""
 
-import json
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from flbench.config.sources import leaves
-from flbench.metrics import names as metric_names
-from flbench.reports import figures, tables
-from flbench.results.reading import StoredRun, client_scores
+from flbench.core.text import printable
+from flbench.reports import picture
+from flbench.reports.shown import Shown
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from matplotlib.figure import Figure
+
+BROAD: Final = 500  # pixels: wider pictures scroll on a phone
 
 
-def render(run: StoredRun) -> str:
-    """Return report.html of a finished run."""
-    summary = run.summary
-    classes, about = tables.shown_classes(
-        [line for line in run.classes if line["moment"] == "last"]
-    )
-    moments = [(name, split) for name in ("best", "last") for split in ("validation", "test")]
-    return _template().render(
-        summary=summary,
-        metrics=_metrics(summary, moments),
-        moments=moments,
-        cohort=tables.cohort_block(summary["cohort"]) if "cohort" in summary else None,
-        joining=tables.new_clients_block(summary, "best", run.config.client_metric),
-        clients=tables.clients_block(run.clients, client_scores(run.config)),
-        has_classes=run.config.has_classes,
-        classes=classes,
-        about_classes=about,
-        score=tables.class_score,
-        curves=figures.svg(
-            figures.curves([(summary["algorithm"], run.rows)], run.config.evaluation.best)
-        ),
-        settings={key: json.dumps(value) for key, value in leaves(run.config.tree()).items()},
-    )
+@dataclass(frozen=True)
+class Drawn:
+    """A picture of a page. It is drawn once, for the page and for its file.
+
+    Attributes:
+        name: Name of its file, which no other picture of the page has.
+        title: Heading above the picture.
+        about: What it shows.
+        figure: The picture; it must not change afterwards.
+        is_map: Whether colours stand for values or classes, so that a dark page does not invert
+            them.
+    """
+
+    kind: ClassVar = "picture"
+    name: str
+    title: str
+    about: str
+    figure: "Figure"
+    is_map: bool = False
+
+    @cached_property
+    def file(self) -> bytes:
+        """The picture as an SVG file."""
+        return picture.encode(self.figure, "svg", self.name)
+
+    @property
+    def svg(self) -> str:
+        """The picture as an element of a page, whose text for readers is the title."""
+        source = self.file.decode()
+        return source[source.find("<svg") :].replace("<svg", '<svg role="img"', 1)
+
+    @property
+    def width(self) -> int:
+        """Width in pixels of CSS."""
+        return round(96 * float(self.figure.get_size_inches()[0]))
+
+    @property
+    def style(self) -> str:
+        """Classes of CSS."""
+        return f"{'map' if self.is_map else 'lines'}{' broad' if self.width > BROAD else ''}"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A part of a page below a title; within another chapter it is folded.
+
+    Attributes:
+        title: The title.
+        parts: Sentences, tables, pictures, facts by name, lists of sentences, and chapters.
+        is_open: Whether it is unfolded at first.
+    """
+
+    kind: ClassVar = "chapter"
+    title: str
+    parts: Sequence["Part"]
+    is_open: bool = False
+
+    def pictures(self) -> Iterator[Drawn]:
+        """Yield the pictures of the chapter and of those in it."""
+        for one in self.parts:
+            if isinstance(one, Chapter):
+                yield from one.pictures()
+            elif isinstance(one, Drawn):
+                yield one
+
+
+Part = str | Shown | Drawn | Chapter | Mapping[str, str] | Sequence[str]
+"""A part of a chapter: a paragraph, a table, a picture, a folded chapter, facts, or a list."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report as a page.
+
+    Attributes:
+        heading: Its title.
+        chapters: What follows the answer.
+        answer: What the report says, in sentences.
+        warnings: Sentences about what limits it.
+        facts: Names and values below them.
+        about: How to read the figures.
+    """
+
+    heading: str
+    chapters: Sequence[Chapter]
+    answer: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    about: str = ""
+
+    def html(self) -> str:
+        """Return the page as HTML."""
+        return template("reports/page.html").render(page=self)
+
+
+def html(table: Shown) -> str:
+    """Return a table as HTML with its heading and explanation, for notebooks."""
+    return str(template("reports/macros.html").module.titled(table))  # type: ignore[attr-defined]
 
 
 @cache  # compiling it takes longer than filling it
-def _template() -> "Template":
-    """Return the template of the page."""
-    from jinja2 import Environment, StrictUndefined
+def template(name: str) -> "Template":
+    """Return a template of Jinja, which escapes all texts.
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"share": _share, "size": _size, "target": tables.target_text}
-    source = files("flbench.reports").joinpath("page.html").read_text(encoding="utf-8")
-    return environment.from_string(source)
+    Args:
+        name: Path of the file below the package.
+    """
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-
-def _metrics(
-    summary: Mapping[str, Any], moments: list[tuple[str, str]]
-) -> list[tuple[str, list[float | None]]]:
-    """Return name and values by moment of every metric; nested ones are named `protocol: name`."""
-    table: dict[str, list[float | None]] = {}
-    positive = summary.get("positive_class")
-    for column, (moment, split) in enumerate(moments):
-        for name, value in summary[moment][split].items():
-            nested = value if isinstance(value, dict) else {"": value}
-            for key, number in nested.items():
-                title = f"{name}: {key}" if key else name
-                if positive is not None and (key or name) in metric_names.RANKING_WITH_MEANS:
-                    title += f" (positive class {positive})"
-                table.setdefault(title, [None] * len(moments))[column] = number
-    return list(table.items())
-
-
-def _share(value: float | str | None, *, has_classes: bool = True) -> str:
-    number = None if value in (None, "") else float(value)
-    return tables.score(number, has_classes=has_classes)
-
-
-def _size(count: float) -> str:
-    return f"{count:,.0f} B"
+    environment = Environment(
+        loader=FunctionLoader(lambda path: files("flbench").joinpath(path).read_text("utf-8")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
+    return environment.get_template(name)

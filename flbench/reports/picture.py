@@ -3,28 +3,33 @@
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping
 from io import BytesIO
-from math import ceil
+from pathlib import Path
 from textwrap import wrap
-from typing import Any, Final
-from unicodedata import combining, east_asian_width
+from typing import Any, Final, TypeVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter, LogitFormatter, ScalarFormatter
 
+from flbench.core import files
+from flbench.core.errors import UserError, did_you_mean
 from flbench.core.text import one_line
+
+Drawing = TypeVar("Drawing", bound=Callable[..., Any])
 
 DOTS: Final = 144  # per inch, twice the size at which a notebook shows the picture
 MOST_CHARACTERS: Final = 24  # of a name beside an axis
 CHARACTER: Final = 0.6  # mean width of a character, as a share of the font's size
-LINE: Final = 1.25  # height of a line, as a share of the font's size
-WIDE: Final = "@MWmw%"  # letters that need almost twice the mean width
-NUMBERS: Final = (LogFormatter, LogitFormatter, ScalarFormatter)
-"""Formatters that write numbers, with powers of ten as formulas."""
+LITERAL: Final[dict[Any, Any]] = {"text.parse_math": False, "text.usetex": False}
+"""Names of data, classes, clients and methods may contain `$`, which begins a formula otherwise."""
+
+
+def literal(function: Drawing) -> Drawing:
+    """Let the texts of a figure that a function draws be literal."""
+    decorated: Drawing = mpl.rc_context(LITERAL)(function)
+    return decorated
 
 
 def forget_file_of_current_folder() -> None:
@@ -45,19 +50,12 @@ forget_file_of_current_folder()
 class Picture(Figure):
     """A figure that is not part of pyplot's state, and that notebooks show as a picture.
 
-    IPython shows a plain `Figure` only in sessions that have imported pyplot. All texts but numbers
-    on axes are literal: names of data, classes, clients and methods may contain `$`, which
-    matplotlib and LaTeX would read as the begin of a formula.
+    IPython shows a plain `Figure` only in sessions that have imported pyplot.
     """
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure; called by matplotlib."""
-        numbers = set(map(id, _numbers(self)))
-        for text in self.findobj(Text):
-            if id(text) not in numbers:
-                text.set_parse_math(False)
-                text.set_usetex(False)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), mpl.rc_context(LITERAL):
             # A box stands for a character that the font lacks.
             warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from")
             warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
@@ -69,6 +67,55 @@ class Picture(Figure):
         self.savefig(content, format="png", dpi=DOTS)
         width, height = self.get_size_inches() * DOTS / 2
         return content.getvalue(), {"width": round(width), "height": round(height)}
+
+
+def encode(figure: Figure, form: str, name: str = "flbench") -> bytes:
+    """Return a figure as bytes. They are reproducible: there is no date, and ids are fixed.
+
+    Args:
+        figure: The figure.
+        form: `svg`, `pdf` or `png`. The texts of an SVG are texts.
+        name: Part of the ids of an SVG; pictures of one page need different ones.
+    """
+    dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)
+    content = BytesIO()
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(content, format=form, dpi=120, metadata={dated: None} if dated else None)
+    return content.getvalue()
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure to a file, in the format of the file's suffix.
+
+    Raises:
+        UserError: matplotlib does not know the suffix.
+        OSError: The file cannot be written. An existing file does not change then.
+    """
+    check(path)
+    files.write(path, encode(figure, path.suffix.removeprefix(".")))
+
+
+def check(path: Path) -> None:
+    """Raise a UserError if matplotlib does not know the suffix of a figure's file."""
+    if path.suffix.removeprefix(".") not in Figure().canvas.get_supported_filetypes():
+        raise UserError(f"the file of a picture must end with .png, .svg or .pdf, got {path}.")
+
+
+Known = TypeVar("Known")
+
+
+def named(pictures: Mapping[str, Known], name: str) -> Known:
+    """Return the picture of a name.
+
+    Raises:
+        UserError: There is no such picture.
+    """
+    if name not in pictures:
+        raise UserError(
+            f"there is no picture {name!r}.{did_you_mean(str(name), pictures)} There are"
+            f" {', '.join(pictures)}."
+        )
+    return pictures[name]
 
 
 def short(name: str, most: int = MOST_CHARACTERS) -> str:
@@ -90,6 +137,13 @@ def in_legend(label: str) -> str:
     return f" {label}" if label.startswith("_") else label
 
 
+def plain(axes: Axes, **grid: Any) -> None:
+    """Hide the frame of a plot, and draw a pale grid behind the data."""
+    axes.grid(alpha=0.3, **grid)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def title(text: str, inches: float) -> str:
     """Return a title in at most three lines that fit into a width.
 
@@ -99,69 +153,3 @@ def title(text: str, inches: float) -> str:
     """
     lines = wrap(one_line(text), max(16, int(inches * 72 / (12 * CHARACTER))))
     return "\n".join(lines if len(lines) <= 3 else [*lines[:2], f"{lines[2][:-3]}..."])
-
-
-def width(label: str, size: float = 10.0) -> float:
-    """Return about the width of a label in inches.
-
-    Args:
-        label: A text of one line.
-        size: Size of the font in points.
-    """
-    ems = sum(
-        0.0
-        if combining(letter)
-        else 1.0
-        if letter in WIDE or east_asian_width(letter) in "FW"
-        else CHARACTER
-        for letter in label
-    )
-    return ems * size / 72
-
-
-def height(names: Sequence[str], inches: float, size: float = 10.0) -> float:
-    """Return the height in inches of names below an axis, as `name_places` writes them.
-
-    Args:
-        names: Names of all places.
-        inches: Width of the axis.
-        size: Size of the font in points.
-    """
-    longest = max((width(name, size) for name in names), default=0.0)
-    is_upright = longest + 0.04 > inches / max(1, len(names))
-    return longest if is_upright else LINE * size / 72
-
-
-def name_places(axes: Axes, names: Sequence[str], inches: float, size: float = 10.0) -> None:
-    """Write names below the places 0, 1, ... of an axis such that none covers another.
-
-    Names stand upright where they are too wide for their place. Where even upright names are too
-    close, some of them are left out, at equal distances.
-
-    Args:
-        axes: The axes.
-        names: Names of all places.
-        inches: Width of the axis.
-        size: Size of the font in points.
-    """
-    line = LINE * size / 72
-    is_upright = height(names, inches, size) > line
-    step = max(1, ceil(line * len(names) / inches)) if is_upright else 1
-    shown = range(0, len(names), step)
-    axes.set_xticks(
-        shown, [names[k] for k in shown], rotation=90 if is_upright else 0, fontsize=size
-    )
-
-
-def _numbers(figure: Figure) -> Iterator[Text]:
-    """Yield the texts of axes that formatters of numbers have written."""
-    for axes in figure.findobj(Axes):
-        for axis in (axes.xaxis, axes.yaxis):
-            yield axis.get_offset_text()
-            for formatter, ticks_of in (
-                (axis.get_major_formatter(), axis.get_major_ticks),
-                (axis.get_minor_formatter(), axis.get_minor_ticks),
-            ):
-                if isinstance(formatter, NUMBERS):
-                    for tick in ticks_of():
-                        yield from (tick.label1, tick.label2)

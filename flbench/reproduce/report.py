@@ -16,7 +16,7 @@ from flbench.config.sources import Layer
 from flbench.core import files
 from flbench.core.errors import UserError, did_you_mean
 from flbench.core.text import in_markdown, printable
-from flbench.reports.tables import grid
+from flbench.reports.render import grid
 from flbench.reproduce import claims, measure
 from flbench.reproduce.claims import Verdict
 from flbench.reproduce.measure import Measured

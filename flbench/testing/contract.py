@@ -31,7 +31,7 @@ from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.new_clients import NewClients
 from flbench.experiment.rounds import visible_to_server
 from flbench.models import freezing
-from flbench.reports import page
+from flbench.reports import run as run_report
 from flbench.results.metrics_file import Row
 from flbench.testing.setting import (
     SMALL,
@@ -167,7 +167,7 @@ class Contract:
     def _no_page(self, method: Played, monkeypatch: pytest.MonkeyPatch) -> None:
         """Write no report.html: it takes longer than the training. `Played.straight` has one."""
         assert method.straight
-        monkeypatch.setattr(page, "render", lambda run: "")
+        monkeypatch.setattr(run_report, "render", lambda run: "")
 
     @pytest.mark.usefixtures("_no_page")
     def test_crash_and_resume_end_like_the_straight_run(

@@ -9,7 +9,7 @@ from flbench.experiment.estimate import START, WORKERS
 from flbench.jobs import estimate
 from flbench.jobs.job import Job
 from flbench.jobs.repetitions import Vary
-from flbench.reports.tables import size
+from flbench.reports.shown import size
 from flbench.reports.terminal import duration
 from flbench.tuning.plan import FACTOR
 from flbench.tuning.prepare import PreparedStudy

@@ -13,8 +13,8 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from flbench.reports import figures
-from flbench.reports.picture import Picture, in_legend
+from flbench.reports.picture import Picture, in_legend, literal
+from flbench.reports.run import line_style
 from flbench.results.study_folder import Trial, best_trial
 from flbench.tuning.search_space import Parameter, shown
 
@@ -24,6 +24,7 @@ APART = 0.085  # smallest distance of two labels, as a share of an axis
 WIDTH = 9.0  # inches
 
 
+@literal
 def parallel(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) -> Figure:
     """Draw parallel coordinates: a line for each trial through its parameters to its score.
 
@@ -68,6 +69,7 @@ def parallel(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) ->
     return figure
 
 
+@literal
 def scatter(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) -> Figure:
     """Draw the score over each parameter. The best trial is a star, unfinished trials are hollow.
 
@@ -107,6 +109,7 @@ def scatter(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) -> 
     return figure
 
 
+@literal
 def shares(found: Mapping[str, float]) -> Figure:
     """Draw a bar for the importance of each parameter.
 
@@ -125,6 +128,7 @@ def shares(found: Mapping[str, float]) -> Figure:
     return figure
 
 
+@literal
 def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
     """Draw the best score so far over the trials, a line for each method.
 
@@ -138,7 +142,7 @@ def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
         leaders = [(trial.index, best_trial(trials[: n + 1])) for n, trial in enumerate(trials)]
         line = [(index, leader.score) for index, leader in leaders if leader is not None]
         if line:
-            style = figures.line_style(k) | {"linewidth": 1.8, "label": in_legend(method)}
+            style = line_style(k) | {"linewidth": 1.8, "label": in_legend(method)}
             plot.step(*zip(*line, strict=True), where="post", marker=".", **style)
     plot.set(xlabel="trial (0: default hyper-parameters)", ylabel=f"best {metric} so far")
     plot.xaxis.set_major_locator(MaxNLocator(integer=True))

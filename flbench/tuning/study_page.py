@@ -6,18 +6,19 @@ also while the study is unfinished.
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from flbench import __version__
-from flbench.analysis import blocks, text
 from flbench.analysis import page as comparison_page
-from flbench.analysis.page import Drawings, Drawn, Shared, drawn, placed
+from flbench.analysis.figures import drawn
+from flbench.analysis.report import finite, tree_of
+from flbench.analysis.shown import TABLES
 from flbench.core import files
-from flbench.core.text import csv_text, in_markdown
-from flbench.reports import figures
-from flbench.reports import tables as forms
+from flbench.core.text import csv_text
+from flbench.reports import picture, render
+from flbench.reports.page import Chapter, Drawn, Page, Part
 from flbench.tuning import study_figures, tables
 from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
@@ -36,13 +37,13 @@ def write(report: StudyReport) -> None:
         UserError: The folder `pictures` is a link.
         OSError: A file cannot be written.
     """
-    path = report.study.path
+    path, whole = report.study.path, page(report)
     files.check_no_link(path / "pictures")
     written = {
         "trials.csv": trials_csv(report),
         "results.json": as_json(report),
-        "study.md": markdown(report),
-        "report.html": page(report),
+        "study.md": render.page(whole),
+        "report.html": whole.html(),
     }
     for name, content in written.items():
         files.write(path / name, content.encode())
@@ -79,9 +80,9 @@ def as_json(report: StudyReport) -> str:
     Returns:
         The text of an object with the keys `flbench` (version), `study` (content of study.json
         without methods and command), `notes`, `methods`, `answer`, `comparison` of the final
-        trainings (see `flbench.analysis.text.tree_of`; null if there are none) and `failures`. The
-        entry of a method has its `space` and `defaults`, the `winner` of the search, warnings about
-        values `at_the_edge` of their range, and the `importance` of its parameters.
+        trainings (see `flbench.analysis.report.tree_of`; null if there are none) and `failures`.
+        The entry of a method has its `space` and `defaults`, the `winner` of the search, warnings
+        about values `at_the_edge` of their range, and the `importance` of its parameters.
     """
     tree = {
         "flbench": __version__,
@@ -93,37 +94,15 @@ def as_json(report: StudyReport) -> str:
         "notes": report.notes,
         "methods": {method: _winner(report, method) for method in report.study.methods},
         "answer": report.answer,
-        "comparison": None if report.analysis is None else text.tree_of(report.analysis),
+        "comparison": None if report.analysis is None else tree_of(report.analysis),
         "failures": find_failures(report),
     }
-    return json.dumps(text.finite(tree), indent=1) + "\n"
+    return json.dumps(finite(tree), indent=1) + "\n"
 
 
-def markdown(report: StudyReport) -> str:
-    """Return study.md: the whole report without its figures."""
-    parts = [f"# {in_markdown(report.heading)}"]
-    parts += map(in_markdown, report.answer)
-    parts.append("\n".join(f"- {key}: {in_markdown(fact)}" for key, fact in report.facts.items()))
-    parts += [f"**{in_markdown(note)}**" for note in report.notes]
-    parts.append(report.budget)
-    if report.analysis is not None:
-        tests = blocks.of_place(report.analysis, report.study.header.dataset)
-        parts += [*map(forms.markdown, tests), in_markdown(text.about(report.analysis.comparison))]
-    parameters = [tables.parameters(report, method) for method in report.study.methods]
-    if any(parameters):
-        parts.append("## Best hyper-parameters")
-    parts += [forms.markdown(block, 3) for block in parameters if block is not None]
-    parts.append(forms.markdown(tables.trials(report)))
-    if failures := find_failures(report):
-        parts.append("## What failed, could not be scored, or is missing")
-        parts.append("\n".join(f"- {in_markdown(line)}" for line in failures))
-    parts.append(f"flbench {__version__}.")
-    return "\n\n".join(parts) + "\n"
-
-
-def page(report: StudyReport) -> str:
-    """Return report.html: the page of a comparison of the final trainings, and the search."""
-    study, shared = report.study, Shared()
+def page(report: StudyReport) -> Page:
+    """Return the page of a study: its search, and the comparison of the final trainings."""
+    study, place = report.study, report.study.header.dataset
     lines = {method: study.trials_of(method) for method in study.methods}
     progress = Drawn(
         "progress",
@@ -131,33 +110,38 @@ def page(report: StudyReport) -> str:
         f"Validation {report.metric} of finished trials.",
         study_figures.progress(lines, report.metric),
     )
-    found: dict[str, Any] = {"about": "", "places": [], "ranks": None, "across": {}}
-    if report.analysis is not None:
-        place = study.header.dataset
-        drawings = Drawings({place: tuple(drawn(report.analysis, place, PICTURES))}, ())
-        found = comparison_page.content(report.analysis, drawings, shared)
-    return comparison_page.template("tuning/study_page.html").render(
-        shared=shared,
-        heading=report.heading,
-        answer=report.answer,
-        warnings=report.notes,
-        are_pairs_open=True,
-        facts=report.facts,
-        budget=report.budget,
-        progress=placed(progress, "search", shared),
-        methods=[
-            {
-                "name": name,
-                "parameters": tables.parameters(report, name),
-                "pictures": [placed(one, f"m{k + 1}", shared) for one in _pictures(report, name)],
-                "note": "" if report.importances[name].shares else report.importances[name].why,
-            }
-            for k, name in enumerate(study.methods)
+    failures, analysis = find_failures(report), report.analysis
+    finals: list[Chapter] = []
+    if analysis is not None:
+        tables_of = [one for table in TABLES.values() for one in table(analysis, place)]
+        parts: list[Part] = [*drawn(analysis, place, PICTURES), *tables_of]
+        finals = [Chapter("Final trainings", parts), comparison_page.how(analysis)]
+    failed = "What failed, could not be scored, or is missing"
+    return Page(
+        report.heading,
+        [
+            Chapter("Search", [tables.trials(report), progress]),
+            *(
+                Chapter(name, [*_parts(report, name, f"{k}-")])
+                for k, name in enumerate(study.methods, 1)
+            ),
+            *([Chapter(failed, [failures])] if failures else []),
+            *finals,
         ],
-        trials=tables.trials(report),
-        failures=find_failures(report),
-        **found,
+        report.answer,
+        report.notes,
+        report.facts,
+        report.budget,
     )
+
+
+def _parts(report: StudyReport, method: str, prefix: str) -> Iterator[Part]:
+    """Yield the best parameters of a method, and the pictures of its search."""
+    parameters = tables.parameters(report, method)
+    yield parameters or "No trial has finished with a score yet."
+    yield from (replace(one, name=f"{prefix}{one.name}") for one in _pictures(report, method))
+    if not report.importances[method].shares:
+        yield f"Importance of the parameters: {report.importances[method].why}"
 
 
 def _pictures(report: StudyReport, method: str) -> Iterator[Drawn]:
@@ -206,7 +190,7 @@ def _save_pictures(report: StudyReport, folder: Path) -> None:
         if drawable(report, method):
             trials = report.study.trials_of(method)
             figure = study_figures.parallel(report.axes[method], trials, report.metric)
-            figures.save(figure, folder / f"{method}-parallel.png")
+            picture.save(figure, folder / f"{method}-parallel.png")
 
 
 def _winner(report: StudyReport, method: str) -> dict[str, Any]:

@@ -1,23 +1,25 @@
 """Tables of a study's search, as text for the console, Markdown and HTML."""
 
-from flbench.analysis import blocks
-from flbench.reports.tables import Block, share
+from typing import Any
+
+from flbench.analysis.shown import TABLES
+from flbench.reports.shown import Column, Shown, plain, score, tenth, whole
 from flbench.results.study_folder import STATES, Trial, best_trial
 from flbench.tuning.fitting import is_limit
 from flbench.tuning.report import StudyReport
 from flbench.tuning.search_space import Parameter, shown
 
 
-def comparison(report: StudyReport) -> list[Block]:
+def comparison(report: StudyReport) -> list[Shown]:
     """Return the tables of the default and the tuned methods: leaderboard and differences."""
     if report.analysis is None:
         return []
     place = report.study.header.dataset
-    board = blocks.leaderboard_block(report.analysis, place)
-    return [board, *blocks.pairs_blocks(report.analysis, place)]
+    names = ("leaderboard", "pairs")
+    return [one for name in names for one in TABLES[name](report.analysis, place)]
 
 
-def parameters(report: StudyReport, method: str) -> Block | None:
+def parameters(report: StudyReport, method: str) -> Shown | None:
     """Return the table of a method's best hyper-parameters; None while there is no best trial."""
     won = report.study.winner(method)
     if won is None:
@@ -33,12 +35,8 @@ def parameters(report: StudyReport, method: str) -> Block | None:
         )
         for axis in report.axes[method]
     )
-    return Block(
-        f"{method}: trial {won.index} won",
-        ("parameter", "space", "default", "best", ""),
-        rows,
-        texts=(0, 1, 4),
-    )
+    headings = ("parameter", "space", "default", "best", "")
+    return plain(f"{method}: trial {won.index} won", headings, rows)
 
 
 def winner(report: StudyReport, method: str) -> str:
@@ -71,28 +69,36 @@ def edge(axis: Parameter, won: Trial, method: str) -> str:
     return f"at the {end} end: widen the space"
 
 
-def trials(report: StudyReport) -> Block:
+def trials(report: StudyReport) -> Shown:
     """Return the table of the trials by method: scores, states, and the cost of the search."""
-    study, rows = report.study, []
+    study = report.study
+    rows: list[dict[str, Any]] = []
     for method in study.methods:
         mine = study.trials_of(method)
         first = best_trial([trial for trial in mine if trial.index == 0])
-        spent = sum((trial.seconds or {}).get("total", 0.0) for trial in mine)
+        won = study.winner(method)
         rows.append(
-            (
-                method,
-                *(share(trial and trial.score) for trial in (first, study.winner(method))),
-                *(str(sum(trial.state == state for trial in mine)) for state in STATES),
-                str(max(0, study.header.trials - len(mine))),
-                str(sum(trial.attempts > 1 for trial in mine)),
-                str(sum(trial.round for trial in mine)),
-                f"{spent:.1f}",
-            )
+            {
+                "method": method,
+                "default": None if first is None else first.score,
+                "best": None if won is None else won.score,
+                **{state: sum(trial.state == state for trial in mine) for state in STATES},
+                "not begun": max(0, study.header.trials - len(mine)),
+                "retried": sum(trial.attempts > 1 for trial in mine),
+                "rounds": sum(trial.round for trial in mine),
+                "seconds": sum((trial.seconds or {}).get("total", 0.0) for trial in mine),
+            }
         )
-    return Block(
+    counts = [*STATES, "not begun", "retried", "rounds"]
+    return Shown(
         "Trials of the search",
-        ("method", "default", "best", *STATES, "not begun", "retried", "rounds", "seconds"),
-        tuple(rows),
+        {
+            "method": Column("method"),
+            **{name: Column(name, score) for name in ("default", "best")},
+            **{name: Column(name, whole) for name in counts},
+            "seconds": Column("seconds", tenth),
+        },
+        rows,
         f"Default and best: validation {report.metric} of the default trial and of the best one,"
         " each from one training with the seed of the study; the score of the best of many trials"
         " is optimistic."

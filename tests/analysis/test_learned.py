@@ -11,8 +11,8 @@ import torch
 
 from flbench.algorithms.base import Algorithm
 from flbench.algorithms.shared.gossip import Gossip
-from flbench.analysis import page
 from flbench.analysis.arrangement import arrange
+from flbench.analysis.page import page_of
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.errors import DataError
@@ -208,15 +208,15 @@ def test_page_shows_what_the_run_has_written_and_needs_no_checkpoint(hfcd, tmp_p
     path, found = hfcd
     shutil.copytree(path, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
 
-    def drawings():
+    def drawn():
         collected = collect([tmp_path / "run"])
-        analysis = analyse(arrange(collected.runs, labels=collected.labels))
-        return analysis, page.draw(analysis)
+        page = page_of(analyse(arrange(collected.runs, labels=collected.labels)))
+        pictures = (one for chapter in page.chapters for one in chapter.pictures())
+        return page, [one for one in pictures if one.name.startswith("learned-")]
 
-    analysis, whole = drawings()
     with pictures_in_pages():
-        source = page.render(analysis, whole)
-    shown = [one for one in whole.places["digits"] if one.is_learned]
+        page, shown = drawn()
+        source = page.html()
     assert [one.title for one in shown] == [f"What hfcd learned: {name}" for name in found]
     assert all(one.is_map for one in shown)  # a dark page does not invert the colours of classes
     for one in shown:
@@ -227,4 +227,5 @@ def test_page_shows_what_the_run_has_written_and_needs_no_checkpoint(hfcd, tmp_p
     )
 
     (tmp_path / "run" / "learned.json").unlink()
-    assert not any(one.is_learned for one in drawings()[1].places["digits"])
+    with pictures_in_pages():
+        assert not drawn()[1]

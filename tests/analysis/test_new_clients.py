@@ -5,13 +5,17 @@ import json
 import numpy as np
 import pytest
 
-from flbench import reports
-from flbench.analysis import figures, latex, new_client_blocks, page, text
+from flbench.analysis import figures
 from flbench.analysis.arrangement import arrange
+from flbench.analysis.page import page_of
+from flbench.analysis.report import json_of, latex_of
+from flbench.analysis.shown import TABLES
 from flbench.analysis.tables import analyse
 from flbench.api.runs import Run
+from flbench.reports import render
+from flbench.reports import run as run_report
 from flbench.results import reading
-from tests.support import run
+from tests.support import pictures_in_pages, run
 
 METHODS = ("local", "fedper")
 
@@ -26,7 +30,7 @@ def folders(tmp_path_factory):
     )
     keys += ("train.rounds=2", "model.name=mlp")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reports.page, "render", lambda run: "")  # the pages of single runs
+        patch.setattr(run_report, "render", lambda run: "")  # the pages of single runs
         return {
             (method, seed): run(out, f"algorithm={method}", f"seed={seed}", *keys)[0]
             for method in METHODS
@@ -63,20 +67,21 @@ def test_table_has_the_means_of_the_clients_of_each_run(analysis, folders):
 @pytest.mark.slow
 def test_section_is_in_page_markdown_latex_and_json(analysis):
     [place] = analysis.comparison.places
-    block = new_client_blocks.of_place(analysis, place)
+    [block] = TABLES["new_clients"](analysis, place)
 
-    assert [row[0] for row in block.rows] == list(METHODS)
+    assert [row["method"] for row in block.cells()] == list(METHODS)
     assert "`ft`" in block.about
     assert "`local`" not in block.about
-    assert "clients that join later" in text.markdown_of(analysis)
-    assert "2 epochs" in latex.all_of(analysis)["new_clients"]
-    assert len(json.loads(text.json_of(analysis))["new_clients"]) == 4
-    axes = figures.new_clients(analysis, place).axes[0]
+    assert "2 epochs" in latex_of(analysis)["new_clients"]
+    assert len(json.loads(json_of(analysis))["new_clients"]) == 4
+    axes = figures.draw(analysis, "new-clients", place).axes[0]
     lines = [line for line in axes.lines if line.get_linestyle() != ":"]
     assert {line.get_label() for line in lines} == set(METHODS)
     ends = {line.get_label(): line.get_ydata()[-1] for line in lines}
     table = analysis.new_clients.set_index(["method", "epochs"])["mean"]
     assert all(ends[method] == table[method, 2] for method in METHODS)
-    drawings = page.draw(analysis)
-    assert "new-clients" in [one.name for one in drawings.places[place]]
-    assert "Clients that join later" in page.render(analysis, drawings)
+    with pictures_in_pages():
+        page = page_of(analysis)
+    assert "new-clients" in [one.name for part in page.chapters for one in part.pictures()]
+    for source in (page.html(), render.page(page)):
+        assert block.title in source

@@ -6,13 +6,13 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from flbench.analysis import figures, latex, page, report, text
+from flbench.analysis import report
 from flbench.analysis.arrangement import arrange
+from flbench.analysis.page import page_of
+from flbench.analysis.shown import TABLES
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.errors import UserError
-from flbench.reports import figures as encoding
-from flbench.reports.picture import Picture
 from tests.comparison.made import matrix, run_folder
 from tests.support import pictures_in_pages
 
@@ -30,7 +30,6 @@ class Page(HTMLParser):
         super().__init__()
         self.loads: list[str] = []
         self.ids: list[str] = []
-        self.labels: list[str] = []
         self.tags: dict[str, int] = {}
         self.words = ""
         self._silent = 0
@@ -38,15 +37,12 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)
-        is_hidden = found.get("aria-hidden") == "true"  # outlines that pictures share
-        if not is_hidden:
-            self.tags[tag] = self.tags.get(tag, 0) + 1
+        self.tags[tag] = self.tags.get(tag, 0) + 1
         self._silent += tag in ("style", "script", "svg")
         if self._silent and tag not in ("svg",):
             return
         self.loads += [found[key] for key in ("src", "href") if key in found]
         self.ids += [found["id"]] if "id" in found else []
-        self.labels += [found["aria-labelledby"]] if tag == "svg" and not is_hidden else []
 
     def handle_endtag(self, tag):
         self._silent -= tag in ("style", "script", "svg")
@@ -71,7 +67,7 @@ def analysis(tmp_path_factory):
 @pytest.fixture(scope="module")
 def source(analysis):
     with pictures_in_pages():
-        return page.render(analysis)
+        return page_of(analysis).html()
 
 
 @pytest.mark.slow
@@ -104,7 +100,7 @@ def test_page_loads_nothing(source):
 def test_names_are_escaped(tmp_path):
     run_folder(tmp_path / "a", "fedavg", 0.5, keys=("data.path=<b>x.npz",))
 
-    source = page.render(analysis_of(tmp_path))
+    source = page_of(analysis_of(tmp_path)).html()
 
     assert "<b>x" not in source
     assert "&lt;b&gt;x" in source
@@ -117,9 +113,7 @@ def test_same_runs_give_the_same_bytes(analysis, tmp_path):
         report.write(tmp_path / "b", analysis)
 
     names = sorted(file.relative_to(tmp_path / "a") for file in (tmp_path / "a").rglob("*.*"))
-    assert {name.suffix for name in names} == {
-        *(".html", ".md", ".tex", ".json", ".csv", ".svg", ".pdf")
-    }
+    assert {name.suffix for name in names} == {*(".html", ".md", ".tex", ".json", ".csv", ".svg")}
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
@@ -132,14 +126,15 @@ def test_several_places_have_ranks_and_a_section_each(tmp_path):
             matrix(tmp_path / alpha / str(k), some, keys=(f"partition.alpha={alpha}",))
     found = analysis_of(tmp_path)
 
-    source = page.render(found)
-    words = Page(source).words
+    with pictures_in_pages():
+        page = page_of(found)
+    words = Page(page.html()).words
 
     assert found.comparison.places == ("digits, alpha=0.1", "digits, alpha=1")
     assert found.across is not None
     assert "Ranks over 2 places" in words
-    assert Page(source).tags["figure"] == 3 + 2 * 11
-    assert len({one.name for one in page.pictures(found)}) == 3 + 2 * 11
+    names = [one.name for chapter in page.chapters for one in chapter.pictures()]
+    assert len(names) == len({*names}) == Page(page.html()).tags["figure"] == 2 + 2 * 9
 
 
 @pytest.mark.slow
@@ -152,11 +147,13 @@ def test_warnings_of_force_are_everywhere(tmp_path):
     report.write(tmp_path / "out", analysis_of(tmp_path, force=True))
 
     written = [*(tmp_path / "out").glob("report.*"), *(tmp_path / "out" / "tables").iterdir()]
-    # No run has new clients, and no target was named.
-    assert len(written) == 4 + len(text.TABLES) - 1 + len(latex.NAMES) - 2
+    # No run has new clients, no class is rare, no target was named, and there is one place.
+    assert len(written) == 3 + len(report.FRAMES) - 1 + len(TABLES) - 4
     for file in written:
         assert "not comparable" in file.read_text() or file.name == "targets.csv", file
-    for one in page.pictures(analysis_of(tmp_path, force=True)):
+    with pictures_in_pages():
+        page = page_of(analysis_of(tmp_path, force=True))
+    for one in (one for chapter in page.chapters for one in chapter.pictures()):
         assert "Not comparable" in one.figure.get_suptitle()
 
 
@@ -168,38 +165,25 @@ def test_page_of_many_methods_and_classes_stays_small(tmp_path):
     matrix(tmp_path, accuracies, classes=62, clients=50, rounds=20, is_rare=True)
 
     with pictures_in_pages():
-        source = page.render(analysis_of(tmp_path))
+        source = page_of(analysis_of(tmp_path)).html()
 
     assert len(source) < 2_000_000
-    assert Page(source).tags["figure"] == 12
+    assert Page(source).tags["figure"] == 10
 
 
-def test_pictures_of_a_page_share_outlines_and_styles_and_look_the_same(analysis):
-    whole = encoding.svg(figures.scores(analysis, "digits", "f1"))
-    shared = page.Shared()
-
-    lean = shared.leave(whole)
-
-    again = f"<defs>{''.join(shared.outlines.values())}</defs>"
-    for name, style in shared.styles.items():
-        lean = lean.replace(f'class="{name}"', f'style="{style}"')
-    assert 'class="' not in lean
-    linked = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', whole)
-    assert linked == re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', lean)
-    assert {a or b for a, b in linked} <= {*re.findall(r' id="([^"]+)"', again + lean)}
-    assert sorted(re.findall(r' (?:d|style|transform|x|y)="[^"]*"', whole)) == sorted(
-        re.findall(r' (?:d|style|transform|x|y)="[^"]*"', lean + again)
-    )
-
-
-@pytest.mark.parametrize("style", ["}*{color:red", "/*", "\\7d", "</style>"])
-def test_name_in_a_picture_becomes_no_rule_of_the_page(style):
-    """matplotlib writes the texts of a picture into comments."""
-    figure = Picture(figsize=(3, 3))
-    figure.add_subplot().set_xticks(range(12), [f'style="{style}"'] * 12)
-    shared = page.Shared()
+def test_names_in_pictures_are_text(tmp_path):
+    name = '</style>]]><script>"*/'
+    labels = {run_folder(tmp_path / "a", "fedavg", 0.5): name}
 
     with pictures_in_pages():
-        shared.leave(encoding.svg(figure))
+        source = page_of(analyse(arrange(collect([tmp_path]).runs, labels=labels))).html()
 
-    assert not [one for one in shared.styles.values() if style in one]
+    assert "<script>&quot;" not in source.replace('"', "&quot;")
+    assert "&lt;script&gt;" in source
+
+
+def test_rare_classes_come_first(source):
+    titles = re.findall(r"<h3>(.*?)</h3>", source)
+
+    assert titles[:5] == ["Leaderboard", "Test accuracy", "Rare classes", *titles[3:5]]
+    assert titles[3:6] == ["The rarest classes", "F1 by class", "Recall by class"]

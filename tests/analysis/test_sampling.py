@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 import flbench as fl
-from flbench.analysis import blocks
 from flbench.analysis.arrangement import arrange
+from flbench.analysis.shown import leaderboard
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.errors import DataError
@@ -191,7 +191,8 @@ def test_repetitions_of_nothing_support_no_claim(tmp_path):
     assert found.comparison.vary == "nothing"
     assert set(found.pairs["verdict"]) == {"no claim"}
     assert "no claim" in found.answer[0]
-    assert "Means over repetitions. " in f"{blocks.leaderboard_block(found, 'digits').about} "
+    [board] = leaderboard(found, "digits")
+    assert "Means over repetitions. " in board.about
 
 
 @pytest.mark.slow

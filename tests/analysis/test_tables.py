@@ -15,8 +15,9 @@ from sklearn import metrics
 from statsmodels.duration.survfunc import SurvfuncRight
 from statsmodels.stats.multitest import multipletests
 
-from flbench.analysis import blocks, figures, latex
+from flbench.analysis import figures
 from flbench.analysis.arrangement import arrange
+from flbench.analysis.shown import TABLES
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.errors import UserError
@@ -284,9 +285,9 @@ def test_scores_of_a_client_are_over_repetitions_with_the_same_clients(names, tm
         assert row["n"] == n == 3
         assert row[columns].tolist() == pytest.approx(expected, nan_ok=True)
     assert (row["name"] != "") == names
-    block = blocks.client_scores_block(found, "digits")
-    assert block.header == ("client", "training samples", "test samples", "fedavg", "local")
-    assert block.rows[3][0] == (row["name"] if names else "3")
+    table = list(TABLES["clients"](found, "digits"))[-1]
+    assert list(table.used)[-2:] == ["of fedavg", "of local"]
+    assert table.rows[3]["client"] == (row["name"] if names else "3")
 
 
 @pytest.mark.slow
@@ -340,9 +341,9 @@ def test_columns_of_the_leaderboard_can_be_chosen(tmp_path):
     assert found.comparison.metric == "macro_f1"
     assert found.comparison.columns == ("macro_f1", "accuracy", "bytes")
     assert len({*found.leaderboard.columns}) == len(found.leaderboard.columns)
-    block = blocks.leaderboard_block(found, "digits")
-    titles = [name for name in block.header if name not in ("rank", "method", "std", "runs")]
-    assert titles == ["macro F1 (95 % interval)", "groups", "accuracy", "bytes", "better than"]
+    [board] = TABLES["leaderboard"](found, "digits")
+    keys = [key for key in board.used if key not in ("rank", "method", "std", "n", "last")]
+    assert keys == ["mean", "groups", "mean accuracy", "mean bytes", "better_than"]
     for wrong, words in {
         "acuracy": "Did you mean `accuracy`?",
         "accuracy,macro_f2": "Did you mean `macro_f1`?",
@@ -404,11 +405,9 @@ def test_a_score_that_a_repetition_lacks_is_left_out_everywhere(tmp_path):
         "hfcd": True,
         "fedavg": False,
     }
-    lines = {line[1]: line for line in blocks.leaderboard_block(found, "digits").rows}
-    column = blocks.leaderboard_block(found, "digits").header.index("macro F1")
-    assert lines["hfcd"][column] == "-" != lines["fedavg"][column]
-    [source] = re.findall("hfcd & .*", latex.all_of(found)["leaderboard"])
-    assert source.endswith(" & - \\\\")
+    [board] = TABLES["leaderboard"](found, "digits")
+    shown = {line["method"]: line["mean macro_f1"] for line in board.cells()}
+    assert shown["hfcd"] == "-" != shown["fedavg"]
 
 
 @pytest.mark.slow
@@ -422,9 +421,9 @@ def test_a_metric_without_rounds_or_named_like_a_column_is_shown(tmp_path):
     assert found.curves.empty
     assert found.targets.empty
     assert "what a target costs is not known" in found.answer[-1]
-    assert figures.convergence(found, "digits") is None
-    block = blocks.leaderboard_block(found, "digits")
-    assert {line[block.header.index("std", 4)] for line in block.rows} == {"0.2500"}
+    assert figures.draw(found, "convergence", "digits") is None
+    [board] = TABLES["leaderboard"](found, "digits")
+    assert {line["mean std"] for line in board.cells()} == {"0.2500"}
 
 
 def test_runs_far_below_the_other_repetitions_are_named(tmp_path):

@@ -80,8 +80,8 @@ def test_comparison_is_that_of_the_cells(path):
 @pytest.mark.slow
 def test_pictures_show_the_numbers_of_the_study(path):
     study = fl.load(path)
-    history, comparison = study.plot.history().axes[0], study.plot.comparison().axes[0]
-    parallel = study.plot.parallel("hfcd").axes[0]
+    history, comparison = study.plot("history").axes[0], study.plot("comparison").axes[0]
+    parallel = study.plot("parallel", "hfcd").axes[0]
 
     lines = {line.get_label(): line.get_ydata().tolist() for line in history.lines}
     assert lines == {"hfcd": [0.5, 0.8, 0.8, 0.8], "fedavg": [0.7] * 4}
@@ -90,11 +90,11 @@ def test_pictures_show_the_numbers_of_the_study(path):
     shown = [tick.get_text() for tick in comparison.get_yticklabels()]
     assert shown == ["hfcd tuned", "hfcd", "fedavg"]
     assert len(parallel.collections[0].get_segments()) == 3  # the failed trial has no score
-    assert len(study.plot.scatter("hfcd").axes) == len(handmade.SPACE)
+    assert len(study.plot("scatter", "hfcd").axes) == len(handmade.SPACE)
     with pytest.raises(fl.UserError, match="3, and 8 are needed"):
-        study.plot.importance("hfcd")
+        study.plot("importance", "hfcd")
     with pytest.raises(fl.UserError, match="Did you mean `fedavg`"):
-        study.plot.parallel("fedagv")
+        study.plot("parallel", "fedagv")
 
 
 def test_importance_is_drawn_for_enough_trials(tmp_path):
@@ -103,7 +103,7 @@ def test_importance_is_drawn_for_enough_trials(tmp_path):
         params = handmade.DEFAULTS | {"algorithm.groups": 2 + index % 7}
         handmade.trial(study, "hfcd", index, 0.5 + 0.01 * (index % 7), params=params)
 
-    drawn = fl.load(study).plot.importance().axes[0]
+    drawn = fl.load(study).plot("importance").axes[0]
 
     assert [tick.get_text() for tick in drawn.get_yticklabels()] == ["algorithm.groups"]
     assert drawn.patches[0].get_width() == 1.0
@@ -131,9 +131,9 @@ def test_study_without_trials(tmp_path):
     assert "hfcd" in study._repr_html_()
     with pytest.raises(fl.UserError, match=r"no trial of `hfcd`.*fl\.resume"):
         study.best("hfcd")
-    for draw in (study.plot.history, study.plot.parallel, study.plot.comparison):
+    for name in ("history", "parallel", "comparison"):
         with pytest.raises(fl.UserError, match=r"fl\.resume\("):
-            draw()
+            study.plot(name)
 
 
 @pytest.mark.parametrize(

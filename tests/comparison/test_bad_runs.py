@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import flbench as fl
-from flbench.analysis import latex, text
+from flbench.analysis import report
 from flbench.api.studies import report_of
 from flbench.cli import app
 from flbench.core.errors import DataError, UserError
+from flbench.reports import render
 from flbench.results import reading, study_folder
 from flbench.tuning import study_page
 from tests.comparison.made import matrix, run_folder
@@ -140,7 +141,7 @@ def test_bad_run_is_left_out_by_name(case, good, tmp_path):
     assert sentence.isprintable()
     assert len(sentence) < 800
     assert found.leaderboard.equals(leaderboard)
-    assert sentence[:40] in text.markdown_of(found._analysis).replace("\\", "")
+    assert sentence[:40] in report.markdown_of(found._analysis).replace("\\", "")
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert used < 512 * 1024 or sys.platform != "linux"  # in KiB
 
@@ -296,17 +297,17 @@ def test_report_shows_hostile_names_as_text(hostile, capsys):
     found = fl.report(hostile)
     analysis = found._analysis
 
-    written = text.markdown_of(analysis)
+    written = report.markdown_of(analysis)
     assert "<img" not in written
     assert "[a](javascript" not in written
     assert "<img" not in found._repr_html_()
-    everything = written + "".join(latex.all_of(analysis).values()) + text.json_of(analysis)
-    everything += "".join(text.csv_of(analysis, name) for name in text.TABLES)
+    everything = written + "".join(report.latex_of(analysis).values()) + report.json_of(analysis)
+    everything += "".join(report.csv_of(analysis, name) for name in report.FRAMES)
     assert "\x1b" not in everything
     app.main(["show", str(hostile)])
     said = capsys.readouterr()
     assert "\x1b" not in said.out + said.err
-    page = study_page.markdown(report_of(hostile))
+    page = render.page(study_page.page(report_of(hostile)))
     assert "<img" not in page
 
 

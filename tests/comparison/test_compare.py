@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import flbench as fl
-from flbench.analysis import latex, report, text
+from flbench.analysis import report
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.api import comparing
@@ -67,15 +67,10 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison of two methods in two settings with two repetitions, and its report.
-
-    The pictures of the report, which take seconds, are left out; test_page.py draws them.
-    """
+    """A comparison of two methods in two settings with two repetitions, and its report."""
     out = tmp_path_factory.mktemp("both")
     words = ["local", "fedavg", "--seeds", "2", "--jobs", "1", "--grid", "partition.alpha=0.2,5"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flbench.analysis.page.pictures", lambda *_: [])
-        assert compare(out, *words, *ONE) == 0
+    assert compare(out, *words, *ONE) == 0
     return comparison_in(out)
 
 
@@ -364,11 +359,11 @@ def texts(folder: Path) -> dict[str, str]:
     """Return the report of a comparison as Markdown, JSON, LaTeX and CSV."""
     analysis = analyse(arrange(collect([folder]).runs))
     pages = {
-        "md": text.markdown_of,
-        "json": text.json_of,
-        "tex": lambda found: "".join(latex.all_of(found).values()),
+        "md": report.markdown_of,
+        "json": report.json_of,
+        "tex": lambda found: "".join(report.latex_of(found).values()),
     }
-    tables = {name: text.csv_of(analysis, name) for name in text.TABLES}
+    tables = {name: report.csv_of(analysis, name) for name in report.FRAMES}
     return {name: made(analysis) for name, made in pages.items()} | tables
 
 
@@ -471,7 +466,7 @@ def test_cells_at_once_survive_the_death_of_their_driver(
         assert (cell / "partition.json").read_bytes() == (other / "partition.json").read_bytes()
     whole = without_times(alone, tmp_path / "place", read)
     found = without_times(path, tmp_path / "place", read)
-    assert len(whole) >= len(text.TABLES)
+    assert len(whole) >= len(report.FRAMES)
     assert found.keys() == whole.keys()
     assert [name for name in whole if found[name] != whole[name]] == []
 

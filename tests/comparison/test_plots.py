@@ -4,17 +4,19 @@ import pytest
 from matplotlib.figure import Figure
 
 import flbench as fl
+from flbench.analysis.figures import ACROSS, ALL
 from tests.comparison.made import matrix
 
 pytestmark = pytest.mark.slow
 
-METHODS = {"fedavg": [0.6, 0.7], "local": [0.8, 0.7]}
+METHODS = {"fedavg": [0.6, 0.7, 0.65], "local": [0.8, 0.7, 0.75]}
+NONE = ("new-clients",)  # no run here has such clients
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
-    matrix(folder, METHODS)
+    matrix(folder, METHODS, is_rare=True)
     return fl.report(folder)
 
 
@@ -26,34 +28,34 @@ def two(tmp_path_factory):
     return fl.report(folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["leaders", "recalls", "recall_gains", "clients", "gains", "convergence", "prices"],
-)
-def test_a_single_place_need_not_be_named(one, name):
-    assert isinstance(getattr(one.plot, name)(), Figure)
-    assert isinstance(getattr(one.plot, name)("digits"), Figure)
-
-
-def test_ranks_need_several_places(one, two):
-    with pytest.raises(fl.UserError, match="ranks need two data sets or settings"):
-        one.plot.ranks()
-    assert isinstance(two.plot.ranks(), Figure)
+def test_each_picture_has_the_width_that_is_asked_for(one, two):
+    for name in ALL:
+        found = two if name in ACROSS else one
+        if name in NONE:
+            with pytest.raises(fl.UserError, match="join later"):
+                found.plot(name)
+            continue
+        for width in (9.0, 3.4):
+            figure = found.plot(name, width=width)
+            assert isinstance(figure, Figure)
+            assert figure.get_figwidth() == width or name == "partition"
+            figure.draw_without_rendering()
 
 
 def test_one_of_several_places_must_be_named(two):
     with pytest.raises(fl.UserError, match=r"name a place\. The places: 'digits, alpha=0\.1'"):
-        two.plot.leaders()
+        two.plot("leaders")
     with pytest.raises(fl.UserError, match="Did you mean `digits, alpha=1`"):
-        two.plot.leaders("digits, alpha=2")
-    assert isinstance(two.plot.leaders("digits, alpha=1"), Figure)
+        two.plot("leaders", "digits, alpha=2")
+    assert isinstance(two.plot("leaders", "digits, alpha=1"), Figure)
 
 
 def test_pictures_that_do_not_exist_are_refused_with_the_reason(tmp_path):
     matrix(tmp_path, {"fedavg": [0.5]})
     found = fl.report(tmp_path)
 
-    with pytest.raises(fl.UserError, match="measured against the method `local`"):
-        found.plot.gains()
-    with pytest.raises(fl.UserError, match="there is only the baseline"):
-        found.plot.recall_gains()
+    with pytest.raises(fl.UserError, match="Did you mean `leaders`"):
+        found.plot("leader")
+    for name in ("recall-gain", "class-intervals", "prices", *ACROSS):
+        with pytest.raises(fl.UserError, match=name):
+            found.plot(name)

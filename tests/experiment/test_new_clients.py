@@ -11,7 +11,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.tree import copied
 from flbench.core.types import State
 from flbench.experiment.new_clients import NewClients
-from flbench.reports import page
+from flbench.reports import run as run_report
 from flbench.testing.setting import after, build, fingerprint, run
 
 NEW = ("partition.clients=7", "partition.new_clients=2", "model.name=mlp", "algorithm.name=fedavg")
@@ -34,7 +34,7 @@ def rows_of(path, *protocols):
 @pytest.mark.slow
 def test_held_out_clients_change_nothing_of_the_others(name, tmp_path, monkeypatch):
     """A run on the saved partition of the other clients has the same bytes."""
-    monkeypatch.setattr(page, "render", lambda run: "")
+    monkeypatch.setattr(run_report, "render", lambda run: "")
     keys = (f"algorithm.name={name}", "model.name=lenet5", "train.rounds=2")
     with_new, summary = run(tmp_path / "with", *NEW[:2], *keys)
     without, alone = run(

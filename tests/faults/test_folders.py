@@ -31,10 +31,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import flbench as fl
-from flbench.analysis import latex, text
+from flbench.analysis import report
 from flbench.cli import app
 from flbench.core.errors import UserError
 from flbench.core.text import is_printable
+from flbench.reports import render
 from flbench.testing import run
 from flbench.tuning import study_page
 from tests.comparison.made import run_folder
@@ -241,10 +242,11 @@ def reported(paths, out, pictures):
         check_page((out / "report" / "report.html").read_text())
     else:
         check_page(found._repr_html_())
-        for written in (*latex.all_of(analysis).values(), text.csv_of(analysis, text.TABLES[0])):
+        board = report.csv_of(analysis, "leaderboard")
+        for written in (*report.latex_of(analysis).values(), board):
             assert is_printable(written)
-        text.json_of(analysis)
-    check_page(text.markdown_of(analysis))
+        report.json_of(analysis)
+    check_page(report.markdown_of(analysis))
 
 
 def shown(*runs):
@@ -311,7 +313,7 @@ def test_studies_are_shown_after_mutations(intact, tmp_path, capsys, module, mon
                 repr(found)
                 if isinstance(found, fl.Study):
                     check_page(found._repr_html_())
-                    check_page(study_page.markdown(found._report))
+                    check_page(render.page(study_page.page(found._report)))
                     study_page.trials_csv(found._report)
                     study_page.as_json(found._report)
             except UserError:

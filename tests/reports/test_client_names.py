@@ -86,7 +86,7 @@ def test_report_and_terminal_have_the_names_and_scores(folder, capsys):
     score = f"{float(row['accuracy']):.4f}"
 
     for name in ("$x_{", "=north", "south &lt;b&gt;"):
-        assert f"<td>{name}</td>" in page
+        assert f">{name}</td>" in page
     [line] = [line for line in shown.splitlines() if "south <b>" in line]
     assert line.split()[:5] == ["2", "south", "<b>", row["train_size"], row["test_size"]]
     assert score in line

@@ -11,8 +11,9 @@ import pytest
 from matplotlib.text import Text
 
 from flbench.analysis import figures as comparison_figures
-from flbench.reports import data_figures, figures
+from flbench.reports import data_figures
 from flbench.reports.picture import Picture, forget_file_of_current_folder
+from flbench.reports.run import curves
 from flbench.results.metrics_file import Row
 
 UGLY = [
@@ -31,7 +32,7 @@ def drawn() -> dict[str, Picture]:
         "confusion": data_figures.confusion(counts.astype(float), UGLY, "$ti^tle_{"),
         "classes": data_figures.classes(UGLY, {"_recall": values, "$F_": values}, "$\\title", "x"),
         "clients": data_figures.clients(np.arange(N), values, UGLY, "$metric_{", "$_{" * 40),
-        "curves": figures.curves([(name, ROWS) for name in UGLY]),
+        "curves": curves([(name, ROWS) for name in UGLY]),
     }
 
 
@@ -79,5 +80,5 @@ def test_partition_of_a_comparison_has_the_names_of_the_clients():
         clients=clients,
     )
 
-    figure = comparison_figures.partition(analysis, "p")
+    figure = comparison_figures.partition(analysis, "p", 9.0)
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["_a", "$b"]

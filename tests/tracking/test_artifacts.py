@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flbench.analysis import text
+from flbench.analysis import report
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
@@ -29,7 +29,7 @@ def test_all_tables_of_a_tested_comparison_are_shown(tmp_path):
     found = analyse(arrange(collect([tmp_path / "runs"]).runs))
     files = [tmp_path / f"{name}.csv" for name in TABLES if name != "trials"]
     for file in files:
-        file.write_text(text.csv_of(found, file.stem))
+        file.write_text(report.csv_of(found, file.stem))
 
     found = shown(files)
 

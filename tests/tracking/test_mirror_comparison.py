@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import flbench as fl
-from flbench.analysis import text
+from flbench.analysis import report
 from flbench.cli import app
 from flbench.tracking import follow
 from flbench.tracking import store as stores
@@ -34,10 +34,10 @@ def _without_pictures():
         (folder / "pictures").mkdir(exist_ok=True)
         (folder / "pictures" / "leaders.svg").write_text("<svg/>")
         (folder / "report.html").write_text("<html></html>")
-        (folder / "report.md").write_text(text.markdown_of(analysis))
-        (folder / "report.json").write_text(text.json_of(analysis))
-        for name in text.TABLES:
-            (folder / "tables" / f"{name}.csv").write_text(text.csv_of(analysis, name))
+        (folder / "report.md").write_text(report.markdown_of(analysis))
+        (folder / "report.json").write_text(report.json_of(analysis))
+        for name in report.FRAMES:
+            (folder / "tables" / f"{name}.csv").write_text(report.csv_of(analysis, name))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flbench.api.reporting.written.write", write)
@@ -144,7 +144,7 @@ def test_comparison_has_report_tables_design_and_hashes(store, whole, trained):
         *("report.html", "report.md", "report.json", "comparison.json", "leaderboard.json"),
         *("pairs.json", "classes.json", "clients.json"),
     }
-    assert artifacts(store, root, "tables") >= {f"tables/{name}.csv" for name in text.TABLES}
+    assert artifacts(store, root, "tables") >= {f"tables/{name}.csv" for name in report.FRAMES}
     assert artifacts(store, root, "pictures") == {"pictures/leaders.svg"}
     assert root.data.params["seeds"] == "2"
     assert root.data.params["train.rounds"] == "2"

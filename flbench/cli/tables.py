@@ -1,0 +1,323 @@
+"""What the commands print of runs, data, methods, models and papers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from flbench.cli.console import line, notes, text
+from flbench.core.errors import shortened
+from flbench.core.text import one_line
+from flbench.reports import render
+from flbench.reports.shown import Column, Shown, plain, score, size, tenth
+from flbench.reports.terminal import duration
+
+if TYPE_CHECKING:
+    from flbench.config.schema import DataConfig
+    from flbench.data.federation import Federation
+    from flbench.experiment.estimate import Estimate
+    from flbench.results.reading import StoredRun
+    from flbench.tuning.report import StudyReport
+
+METRICS: Final = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced\naccuracy",
+    "macro_f1": "macro F1",
+    "rare_recall": "rare class\nrecall",
+    "worst10_accuracy": "worst 10 %\nof clients",
+}
+"""Test metrics of the table of runs, with their headings."""
+MOST_KEYS: Final = 6  # columns for what differs between runs; a note names the others
+MOST_PREDICTIONS: Final = 100  # that are printed; --out and --json give all
+SHADES: Final = " ░▒▓█"
+MOST_CLASS_COLUMNS: Final = 24  # a table with more classes has one column for all of them
+MOST_SHADES: Final = 200  # with more classes, that column has the number of classes of a client
+NAME_WIDTH: Final = 60  # characters of a client's name
+MOST_ROWS: Final = 500  # clients in a table; laying out thousands of rows would take minutes
+
+
+def print_runs(runs: "Sequence[StoredRun]") -> None:
+    """Print a comparison of runs; a single run is printed in full before it.
+
+    What differs between the runs besides their methods has columns of its own, and notes say what
+    it means for the comparison.
+    """
+    from flbench.reports import run as reports
+    from flbench.results.differences import differences
+
+    if len(runs) == 1:
+        moments = [runs[0].summary["last"][split] for split in ("validation", "test")]
+        for table in reports.tables(runs[0]) if any(moments) else ():
+            render.console(replace(table, about=""), is_whole=True)
+        if not any(moments):
+            line("not evaluated yet")
+    apart = differences(runs)
+    settings = dict(list(apart.values.items())[:MOST_KEYS])
+    render.console(_comparison(runs, apart.methods, settings), is_whole=True)
+    notes(apart.warnings)
+    if without_column := list(apart.values)[MOST_KEYS:]:
+        notes([f"the runs also differ in {', '.join(without_column)}, which have no column."])
+    for run, method in zip(runs, apart.methods, strict=True):
+        report = "/report.html" if run.finished else ""
+        line(f"{method}: {run.path}{report}")
+        if target := run.summary.get("target"):
+            line(f"  {reports.target_text(target)}")
+        if failed := run.summary["diverged"] + run.summary["trainings_without_step"]:
+            total = run.summary["client_trainings"]
+            line(f"  {failed} of {total} client trainings diverged or took no step")
+
+
+def _comparison(
+    runs: "Sequence[StoredRun]", methods: Sequence[str], settings: Mapping[str, Sequence[str]]
+) -> Shown:
+    """Return a table of the test metrics at each run's best round by validation accuracy."""
+    from flbench.reports.run import PROBABILITY_TITLES, RANKING_TITLES, score_of
+    from flbench.results.reading import client_scores
+    from flbench.results.summary import ended_after
+
+    shown = METRICS if any(run.config.has_classes for run in runs) else {}
+    for run in runs:
+        own = () if run.config.has_classes else client_scores(run.config)
+        names = [name for one in own for name in (one, f"{one}_worst10")]
+        shown = shown | {name: name.replace("_", "\n") for name in names}
+    positive = {str(run.summary.get("positive_class", "")) for run in runs}
+    of = f"\n({one_line(*positive)})" if len(positive) == 1 and any(positive) else ""
+    shown = shown | {name: t.replace(" ", "\n") + of for name, t in RANKING_TITLES.items()}
+    shown |= {name: title.replace(" ", "\n") for name, title in PROBABILITY_TITLES.items()}
+    rows = []
+    for index, run in enumerate(runs):
+        summary, sent, spent = run.summary, run.summary["communication"], run.summary["seconds"]
+        test, write = summary["best"]["test"], score_of(run)
+        rounds = spent["train"] + spent["evaluate"]
+        # What checkpoints and tables took is neither. The import of libraries is start-up.
+        startup = max(0.0, spent["total"] - rounds - spent["write"]) if run.finished else None
+        rows.append(
+            {
+                "method": methods[index],
+                **{f"key {key}": values[index] for key, values in settings.items()},
+                "round": f"{summary['best']['round']}/{ended_after(summary)}",
+                **{name: write(test[name]) for name in shown if test.get(name) is not None},
+                "up": sent["up_bytes"],
+                "down": sent["down_bytes"] + sent["setup_bytes"],
+                "peer": sent["peer_bytes"] or None,
+                "seconds": tenth(rounds) if run.finished else "unfinished",
+                "startup": startup,
+            }
+        )
+    return Shown(
+        "Test metrics at the best round by validation; bytes and seconds of all rounds",
+        {
+            "method": Column("method"),
+            **{f"key {key}": Column(key.replace(".", ".\n")) for key in settings},
+            "round": Column("round", str),
+            **{name: Column(title, str) for name, title in shown.items()},
+            **{kind: Column(kind, size) for kind in ("up", "down", "peer")},
+            "seconds": Column("seconds", str),
+            "startup": Column("start-up", tenth),
+        },
+        rows,
+    )
+
+
+def print_study(report: "StudyReport", path: Path) -> None:
+    """Print the results of a study: default beside tuned parameters, winners, failures.
+
+    Args:
+        report: The results.
+        path: The study folder as users know it.
+    """
+    from flbench.tuning import tables
+    from flbench.tuning.failures import find_failures
+
+    line(f"{report.heading} ({report.facts['budget']})\n")
+    for table in (*tables.comparison(report), tables.trials(report)):
+        render.console(table)
+    for sentence in report.answer:
+        line(sentence)
+    for method in report.study.methods:
+        if sentence := tables.winner(report, method):
+            line(sentence)
+    notes([*report.notes, *find_failures(report)])
+    page = path / "report.html"
+    line(str(page if page.is_file() else path))
+
+
+def print_estimate(estimate: "Estimate") -> None:
+    """Print the estimated communication, time and memory of a run."""
+    lines = {
+        "parameters": f"{estimate.parameters:,}",
+        "down": f"{size(estimate.down)} to each client and round",
+        "up": f"{size(estimate.up)} from each client and round",
+        "cohort": f"{estimate.cohort} clients, {estimate.steps} steps in a round",
+        "time": f"{estimate.round:.3g} s a round in one process,"
+        f" {duration(estimate.evaluate)} an evaluation, {duration(estimate.common)} on the common"
+        f" test set; about {duration(estimate.total)} in all",
+        "memory": f"samples {size(estimate.data)}, state {size(estimate.state)}, results of a round"
+        f" {size(estimate.results)}; about {size(estimate.memory)} for the process",
+    }
+    for name, content in lines.items():
+        line(f"{name:>10}: {content}")
+
+
+def print_methods(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Print the list of methods, entries of `flbench.algorithms.catalogue`."""
+    rows = [
+        (
+            entry["name"],
+            f"{entry['paper']['title']}, {entry['paper']['venue']}",
+            *(entry[key] for key in ("down", "up", "keeps")),
+        )
+        for entry in entries
+    ]
+    headings = ("name", "paper", "down", "up", "client keeps")
+    render.console(plain("Methods (w: weights, C: classes, D: features)", headings, rows))
+
+
+def print_method(entry: Mapping[str, Any]) -> None:
+    """Print the description of one method, and its hyper-parameters."""
+    from flbench.algorithms.catalogue import as_yaml
+
+    paper = entry["paper"]
+    doi = f", doi {paper['doi']}" if paper["doi"] else ""
+    line(f"{entry['name']}: {paper['title']}\n{paper['authors']}, {paper['venue']}{doi}\n")
+    line(entry["about"])
+    line(f"\ndown: {entry['down']}\nup: {entry['up']}\nclient keeps: {entry['keeps']}\n")
+    if entry["needs"]:
+        line(f"needs {'; '.join(entry['needs'])}\n")
+    rows = [
+        (one["name"], as_yaml(one["default"]), one["range"], one["unit"], one["meaning"])
+        for one in entry["parameters"]
+    ]
+    headings = ("name", "default", "range", "unit", "meaning")
+    render.console(plain("Hyper-parameters (algorithm.*)", headings, rows))
+
+
+def print_data_sets(entries: Sequence[Mapping[str, Any]], config: "DataConfig") -> None:
+    """Print the list of data sets, entries of `flbench.data.catalogue`, and where each one is."""
+    rows = [
+        (
+            *(entry[key] for key in ("name", "title", "classes")),
+            "x".join(map(str, entry["shape"] or ())),
+            entry["found"],
+        )
+        for entry in entries
+    ]
+    headings = ("name", "what", "classes", "shape", "found")
+    render.console(plain(f"Data sets (data.root={config.root})", headings, rows))
+    line(
+        f"A data set NAME is searched as {config.root}/NAME.npz, NAME.zip and NAME/, then in"
+        " torchvision's folders. data.path names a file or folder directly."
+    )
+
+
+def print_missing_data_set(entry: Mapping[str, Any]) -> None:
+    """Print the paths where a data set was searched, and its origin."""
+    line(f"{entry['name']}: {entry['title']}; not found.")
+    line(f"Searched: {', '.join(entry['looked_up'])}")
+    line(f"Source: {entry['from']}")
+
+
+def print_partition(federation: "Federation") -> None:
+    """Print a table of clients: training samples by class, and the sizes of all parts.
+
+    With more than `MOST_CLASS_COLUMNS` classes, a shade per class replaces the number, and with
+    more than `MOST_SHADES` the number of the client's classes. The table has the first `MOST_ROWS`
+    clients. Above it are the notes about the data and the hash of the partition, below it is the
+    size of the common test set.
+    """
+    notes(federation.notes)
+    data, partition, classes = federation.dataset, federation.partition, federation.classes
+    what = f"{classes} classes" if data.targets is None else "targets that are not classes"
+    line(f"{data.name}: {federation.clients} clients, {what}, partition {partition.hash()[:12]}")
+    counts, largest = federation.counts, max(1, int(federation.counts.max()))  # [N, C]
+    if classes <= MOST_CLASS_COLUMNS:
+        columns = {f"class {k}": Column(name, str) for k, name in enumerate(data.classes)}
+    elif classes <= MOST_SHADES:
+        columns = {"shades": Column(f"classes 0 to {classes - 1}", str)}
+    else:
+        columns = {"held": Column(f"classes of {classes:,}", str)}
+    rows = []
+    for client in range(min(federation.clients, MOST_ROWS)):
+        row = counts[client].tolist()
+        row_of = {f"class {k}": f"{_shade(n, largest)} {n or ''}" for k, n in enumerate(row)}
+        row_of |= {"shades": "".join(_shade(n, largest) for n in row)}
+        rows.append(
+            row_of
+            | {"client": client, "held": len(row) - row.count(0)}
+            | {part: len(own[client]) for part, own in partition.parts.items()}
+            | {"name": shortened(partition.names[client], NAME_WIDTH) if partition.names else ""}
+            | {"shift": shortened(partition.shifts[client], NAME_WIDTH) if partition.shifts else ""}
+        )
+    is_by_class = classes <= MOST_SHADES
+    render.console(
+        Shown(
+            f"Training samples by client{' and class (darker: more)' if is_by_class else ''}",
+            {
+                "client": Column("client", str),
+                "name": Column("name"),
+                "shift": Column("shift"),
+                **columns,
+                **{part: Column(part, str) for part in partition.parts},
+            },
+            rows,
+        )
+    )
+    if federation.clients > MOST_ROWS:
+        more = federation.clients - MOST_ROWS
+        line(f"and {more:,} more clients; `flbench data --json` prints all")
+    line(f"common test set: {len(federation.common)} samples")
+
+
+def _shade(count: int, largest: int) -> str:
+    """Return a character that is darker for a larger count, by the square root of its share."""
+    return SHADES[0] if count == 0 else SHADES[1 + min(3, int(4 * (count / largest) ** 0.5))]
+
+
+def print_topology(entry: Mapping[str, Any]) -> None:
+    """Print the numbers of a communication graph, as `Network.entry` returns them."""
+    least, most = entry["neighbours"]
+    is_random = entry["topology"] == "random"
+    drawn = " (drawn again in each round; this is the first round)" if is_random else ""
+    directed = "" if entry["both_ways"] else "; links are directed"
+    connected = (
+        "connected"
+        if entry["parts"] == 1
+        else f"not connected: {entry['parts']} parts that exchange no models with each other"
+    )
+    lines = (
+        f"{entry['topology']}: {entry['clients']} clients{drawn}",
+        f"a client mixes the models of {least if least == most else f'{least} to {most}'} others;"
+        f" {entry['payloads']} payloads per round{directed}",
+        connected,
+        f"spectral gap of the {entry['mixing']} mixing weights: {entry['spectral_gap']:.4f}"
+        " (1: all clients agree after one round, 0: they never agree)",
+    )
+    text("\n".join(lines) + "\n")
+
+
+def print_predictions(rows: Sequence[Mapping[str, Any]], card: Mapping[str, Any]) -> None:
+    """Print the predicted class of each sample.
+
+    Args:
+        rows: `file`, `row` (None if the file is one sample), `class`, and `probability` or `score`.
+        card: The model's card.
+    """
+    name = card.get("client_name", card["client"])
+    who = "the global model" if card["client"] is None else f"client {one_line(str(name))}"
+    last = "score" if rows and "score" in rows[0] else "probability"
+    table = Shown(
+        f"{card['method']} on {card['dataset']}, {who}, round {card['round']}",
+        {
+            "file": Column("file"),
+            "row": Column("row", str),
+            "class": Column("class"),
+            last: Column(last, score),
+        },
+        rows[:MOST_PREDICTIONS],
+    )
+    render.console(table, is_whole=True)
+    if len(rows) > MOST_PREDICTIONS:
+        more = len(rows) - MOST_PREDICTIONS
+        line(f"and {more:,} more; --out FILE.csv writes all of them.")
+    if last == "score":
+        line(f"The scores are {card['output']['scores']}, not probabilities.")

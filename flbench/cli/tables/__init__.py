@@ -1,1 +1,0 @@
-"""What the commands print, one file for each kind of result."""

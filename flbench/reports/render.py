@@ -1,0 +1,168 @@
+"""Renderers of tables and pages: Markdown, LaTeX and the console. HTML is in `page`."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from flbench.core.text import in_cell, in_latex, in_markdown
+from flbench.reports.page import Chapter, Drawn, Page, Part
+from flbench.reports.shown import Shown
+from flbench.reports.terminal import open_console
+
+PACKAGES: Final = "% \\usepackage{amsmath,booktabs,graphicx,longtable}\n"
+"""What a document needs for the tables."""
+LONGEST: Final = 40  # rows of a table on one page of LaTeX
+MOST_BESIDE: Final = 5  # columns of a divided table beside those that each part has
+MINUS: Final = "\N{MINUS SIGN}"
+SIGN: Final = re.compile(r"(?<![\w.])-(?=\d)")
+"""The sign of a negative number, which LaTeX prints as a hyphen outside of formulas."""
+COMMANDS: Final = {"best": "textbf:--rwrap;", "like": "underline:--rwrap;"}
+FIT: Final = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
+"""Makes a table smaller where it is wider than the column."""
+UNLIMITED: Final = 10_000  # columns of a console
+
+
+def markdown(table: Shown, level: int = 2) -> str:
+    """Return a table as Markdown, with its heading and explanation.
+
+    Args:
+        table: The table.
+        level: Level of the heading.
+    """
+    heading = f"{'#' * level} {in_markdown(table.heading)}"
+    return "\n\n".join(filter(None, [heading, in_markdown(table.about), body(table)]))
+
+
+def body(table: Shown) -> str:
+    """Return a table as Markdown, without its heading and explanation."""
+    headings = [column.heading for column in table.used.values()]
+    return grid(headings, [list(row.values()) for row in table.cells()])
+
+
+def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return header and rows, which are plain text, as a table of Markdown.
+
+    >>> print(grid(("name", "value"), [("a", "1")]))
+    | name | value |
+    | --- | --- |
+    | a | 1 |
+    """
+    cells = [list(map(in_cell, line)) for line in (header, *rows)]
+    lines = [cells[0], ["---"] * len(header), *cells[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def page(whole: Page) -> str:
+    """Return a page as Markdown, without its pictures."""
+    parts = [f"# {in_markdown(whole.heading)}", *map(in_markdown, whole.answer)]
+    parts += [f"**{in_markdown(sentence)}**" for sentence in whole.warnings]
+    parts += [*_parts([whole.facts, whole.about], 2), *_parts(whole.chapters, 2)]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def _parts(parts: Sequence[Part], level: int) -> Iterator[str]:
+    """Yield parts of a page."""
+    for one in parts:
+        if isinstance(one, str):
+            yield in_markdown(one)
+        elif isinstance(one, Shown):
+            yield markdown(one, level)
+        elif isinstance(one, Chapter):
+            yield f"{'#' * level} {in_markdown(one.title)}"
+            yield from _parts(one.parts, level + 1)
+        elif isinstance(one, Mapping):
+            yield "\n".join(f"- {in_markdown(k)}: {in_markdown(v)}" for k, v in one.items())
+        elif not isinstance(one, Drawn):
+            yield "\n".join(f"- {in_markdown(sentence)}" for sentence in one)
+
+
+def console(table: Shown, *, is_whole: bool = False) -> None:
+    """Print a table with its heading and explanation.
+
+    Args:
+        table: The table.
+        is_whole: Whether the table is as wide as its content in a pipe or file.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    lines, out = Table(box=SIMPLE_HEAD), open_console()
+    for column in table.used.values():
+        lines.add_column(column.heading, justify="left" if column.is_text else "right")
+    for row in table.cells():
+        lines.add_row(*row.values())
+    for line in filter(None, (table.heading, table.about)):
+        out.print(line, soft_wrap=True)
+    if is_whole and not out.is_terminal:
+        unlimited = out.options.update(width=UNLIMITED)
+        out.width = max(out.width, Measurement.get(out, unlimited, lines).maximum)
+    out.print(lines)
+
+
+def latex(table: Shown, warning: str = "") -> str:
+    """Return a table as LaTeX: as several ones if it is too wide, over several pages if it is long.
+
+    Args:
+        table: The table.
+        warning: Sentence at the end of the caption.
+    """
+    caption = " ".join(filter(None, [f"{table.heading}.", table.about, warning]))
+    return "".join(_tabular(part, in_latex(caption)) for part in _divided(table))
+
+
+def _divided(table: Shown) -> Iterator[Shown]:
+    """Yield a table of many columns as several ones of about equal width."""
+    keys = [key for key in table.used if key not in table.screen]
+    fixed = [key for key in keys if key in table.fixed]
+    others = [key for key in keys if key not in table.fixed]
+    count = -(-len(others) // MOST_BESIDE) if fixed else 1
+    for part in range(count):
+        begin, end = len(others) * part // count, len(others) * (part + 1) // count
+        shown = [*fixed, *others[begin:end]]
+        yield replace(table, columns={key: table.columns[key] for key in shown})
+
+
+def _tabular(table: Shown, caption: str) -> str:
+    """Return a table with its caption."""
+    import pandas as pd
+
+    columns = table.used
+    rows = [
+        {key: f"{cell}*" if "apart" in table.mark(k, key) else cell for key, cell in row.items()}
+        for k, row in enumerate(table.cells(is_paper=True))
+    ]
+    cells = pd.DataFrame(rows, columns=list(columns))
+    commands = [
+        ["".join(COMMANDS.get(mark, "") for mark in table.mark(k, key)) for key in columns]
+        for k in range(len(rows))
+    ]
+    styles = pd.DataFrame(commands, cells.index, cells.columns)
+    is_long = len(cells) > LONGEST
+    source: str = (
+        cells.style.format(_in_cell)
+        .format_index(lambda key: in_latex(columns[str(key)].heading), axis=1)
+        .hide(axis="index")
+        .apply(lambda _: styles, axis=None)
+        .to_latex(
+            hrules=True,
+            caption=caption,
+            column_format="".join("l" if one.is_text else "r" for one in columns.values()),
+            environment="longtable" if is_long else "table",
+            position_float=None if is_long else "centering",
+        )
+    )
+    if is_long:  # it cannot be made smaller as a whole
+        return f"{{\\footnotesize\\setlength{{\\tabcolsep}}{{3pt}}\n{source}}}\n"
+    source = source.replace("\\begin{tabular}", f"{FIT}\\begin{{tabular}}")
+    return source.replace("\\end{tabular}", "\\end{tabular}}")
+
+
+def _in_cell(text: object) -> str:
+    r"""Return a cell as LaTeX.
+
+    >>> _in_cell("-0.0123 [-0.1000, -0.0020]"), _in_cell("0.5 ± 0.1"), _in_cell("fedavg - local")
+    ('$-$0.0123 {[}$-$0.1000, $-$0.0020]', '0.5 $\\pm$ 0.1', 'fedavg - local')
+    """
+    return in_latex(SIGN.sub(MINUS, str(text))).replace(MINUS, "$-$").replace("±", "$\\pm$")

@@ -1,0 +1,284 @@
+"""The report of a run: its tables, its curves, and the page report.html."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from matplotlib.ticker import MaxNLocator
+
+from flbench.config.schema import BestConfig
+from flbench.config.sources import leaves
+from flbench.metrics import names as metric_names
+from flbench.reports.page import Chapter, Drawn, Page
+from flbench.reports.picture import Picture, in_legend, literal, plain, title
+from flbench.reports.shown import Column, Shown, Write, score, significant, size, tenth, whole
+from flbench.results.metrics_file import Row
+from flbench.results.reading import VALIDATION, StoredRun, client_scores
+from flbench.results.summary import BY_ACCURACY
+
+MOST_CLIENTS: Final = 100  # rows of the table of clients
+MOST_CLASSES: Final = 100  # rows of the table of classes
+PROBABILITY_TITLES: Final = dict(
+    zip(metric_names.PROBABILITY, ("macro AUROC", "ECE", "NLL", "Brier score"), strict=True)
+)
+"""Titles of metrics of predicted probabilities, by name."""
+RANKING_TITLES: Final = dict(zip(metric_names.RANKING, ("AUROC", "average precision"), strict=True))
+"""Titles of the metrics for two classes, by name."""
+SPLITS: Final = ("validation", "test")
+ABOUT_METRICS: Final = (
+    "The best round is chosen on validation parts; test parts are only reported. Metrics are over"
+    " the samples of all clients; _mean is over the values of the clients, worst10 over the worst"
+    " 10 % of them. personal@local is right after local training, personal@before before it. On the"
+    " common test set, gm is the global model and common are the personalized ones."
+)
+
+
+def render(run: StoredRun) -> str:
+    """Return report.html of a finished run."""
+    summary = run.summary
+    settings = {key: json.dumps(value) for key, value in leaves(run.config.tree()).items()}
+    return Page(
+        f"{summary['algorithm']} on {summary['dataset']}",
+        [
+            *([Chapter("Notes", [summary["notes"]])] if summary["notes"] else []),
+            Chapter("Results", [drawn_curves(run), *tables(run)]),
+            Chapter("Configuration", [settings]),
+        ],
+        facts=_facts(summary),
+    ).html()
+
+
+def drawn_curves(run: StoredRun) -> Drawn:
+    """Return the curves of a run for its page."""
+    by = run.config.evaluation.best
+    figure = curves([(run.summary["algorithm"], run.rows)], by)
+    return Drawn("curves", "Curves", f"{by.title} and training loss over the rounds.", figure)
+
+
+def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the page says first, by name."""
+    stop, seconds = summary.get("stopped"), summary["seconds"]
+    facts = {
+        "model": summary["model"],
+        "clients": f"{summary['clients']}; {summary['clients_never_trained']} never trained",
+        "rounds": f"{summary['rounds']}" + (f", stopped after {stop['round']}" if stop else ""),
+        "best round": f"{summary['best']['round']}, by {summary['best_by']}",
+        "seed": str(summary["seed"]),
+        "partition": summary["partition_hash"],
+        "weights": summary["weights_digest"],
+        **{kind: size(count) for kind, count in summary["communication"].items()},
+        "trainings": f"{summary['client_trainings']}, {summary['diverged']} diverged",
+        **{f"seconds, {part}": str(seconds[part]) for part in ("total", "train", "evaluate")},
+        "target": target_text(summary["target"]) if "target" in summary else "",
+        "engine": summary["engine"].get("choice", ""),
+    }
+    return {key: value for key, value in facts.items() if value}
+
+
+@literal
+def curves(runs: Sequence[tuple[str, Sequence[Row]]], by: BestConfig = BY_ACCURACY) -> Picture:
+    """Draw validation accuracy and training loss over rounds, a line for each run.
+
+    If a run has no validation accuracy, test accuracy is drawn for all runs instead.
+
+    Args:
+        runs: Name and lines of metrics.csv of each run.
+        by: Section `evaluation.best`: the metric where there are no classes.
+    """
+    figure = Picture(figsize=(9.0, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    validated = all(_line(rows, "validation", "personal", by.column)[0] for _, rows in runs)
+    split = "validation" if validated else "test"
+    for k, (name, rows) in enumerate(runs):
+        style = line_style(k) | {"label": in_legend(title(name, 3.0))}
+        left.plot(*_line(rows, split, "personal", by.column), marker=".", **style)
+        right.plot(*_line(rows, "train", "", "loss"), **style)
+    left.set(xlabel="round", ylabel=f"{split} {by.title}")
+    right.set(xlabel="round", ylabel="training loss")
+    if by == BY_ACCURACY:
+        left.set(ylim=(0, 1))
+        right.set(ylim=(0, None))
+    for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        plain(axes)
+    if len(runs) > 1:
+        left.legend(frameon=False)
+    return figure
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Return colour and dashes of one of several lines; ten colours, then the same with dashes.
+
+    >>> line_style(1), line_style(11)
+    ({'color': 'C1', 'linestyle': '-'}, {'color': 'C1', 'linestyle': '--'})
+    """
+    dashes = ("-", "--", ":", "-.")
+    return {"color": f"C{index % 10}", "linestyle": dashes[index // 10 % len(dashes)]}
+
+
+def _line(rows: Sequence[Row], *which: str) -> tuple[list[int], list[float]]:
+    """Return rounds and values of the rows of a split, a protocol and a metric."""
+    mine = [row for row in rows if row[1:4] == which]
+    return [row.round for row in mine], [row.value for row in mine]
+
+
+def tables(run: StoredRun) -> Iterator[Shown]:
+    """Yield the tables of a run: metrics, clients that join later, cohort, clients, classes."""
+    yield _metrics(run)
+    if run.summary.get("new_clients"):
+        yield _new_clients(run.summary, run.config.client_metric)
+    if cohort := run.summary.get("cohort"):
+        yield _cohort(cohort)
+    if of_clients := [row for row in run.clients if row["moment"] == "last"]:
+        yield _clients(run, of_clients)
+    if of_classes := [row for row in run.classes if row["moment"] == "last"]:
+        yield classes(of_classes)
+
+
+def score_of(run: StoredRun) -> Write:
+    """Return what writes the metrics of a run: shares with four decimals, others with four digits.
+
+    Errors, for example, are in the units of the targets.
+    """
+    return score if run.config.has_classes else significant
+
+
+def _metrics(run: StoredRun) -> Shown:
+    """Return the table of all metrics of a run at its best and at its last round."""
+    summary, positive = run.summary, run.summary.get("positive_class")
+    best_is_last = summary["best"]["round"] == summary["last"]["round"]
+    columns, rows = {"metric": Column("metric")}, dict[str, dict[str, Any]]()
+    for moment in ("last",) if best_is_last else ("best", "last"):
+        for split in SPLITS:
+            key = f"{split}, {moment} round ({summary[moment]['round']})"
+            columns[key] = Column(key, score_of(run))
+            for name, value in summary[moment][split].items():
+                # The metrics of another model than the evaluated one are in a dict of its name.
+                nested = value if isinstance(value, Mapping) else {"": value}
+                for inner, number in nested.items():
+                    metric = f"{name}: {inner}" if inner else name
+                    if positive is not None and (inner or name) in metric_names.RANKING_WITH_MEANS:
+                        metric += f" (positive class {positive})"
+                    rows.setdefault(metric, {"metric": metric})[key] = number
+    return Shown("Metrics", columns, list(rows.values()), ABOUT_METRICS)
+
+
+def _clients(run: StoredRun, rows: Sequence[Mapping[str, str]]) -> Shown:
+    """Return the table of test metrics of clients with names, and the first one on validation."""
+    scores, write = client_scores(run.config), score_of(run)
+
+    def number(text: str) -> str:
+        return write(float(text))
+
+    titles = {name: name.replace("_", " ") for name in scores} | RANKING_TITLES | PROBABILITY_TITLES
+    titles = {scores[0]: "", f"{VALIDATION}{scores[0]}": f"validation {titles[scores[0]]}"} | titles
+    more = len(rows) - MOST_CLIENTS
+    return Shown(
+        "Clients, last round, test",
+        {
+            "client": Column("client", str),
+            "name": Column("name"),
+            "train_size": Column("train", str),
+            "test_size": Column("test", str),
+            **{
+                key: Column(heading, lambda text: write(float(text)))
+                for key, heading in titles.items()
+            },
+        },
+        rows[:MOST_CLIENTS],
+        f"{more:,} more clients are in clients.csv." if more > 0 else "",
+    )
+
+
+def classes(rows: Sequence[Mapping[str, str]]) -> Shown:
+    """Return the table of precision, recall and F1, of the classes with the fewest samples."""
+    by_support = sorted(range(len(rows)), key=lambda k: int(rows[k]["train_support"]))
+    more, names = (
+        len(rows) - MOST_CLASSES,
+        {"precision": "precision", "recall": "recall", "f1": "F1"},
+    )
+    return Shown(
+        "Classes, last round, test",
+        {
+            "name": Column("class"),
+            **{f"{part}_support": Column(part, str) for part in ("train", "test")},
+            **{key: Column(heading, score) for key, heading in names.items()},
+            "marks": Column("marks"),
+        },
+        [
+            {
+                **row,
+                **{key: class_score(row, key) for key in names},
+                "marks": tuple(mark for mark in ("rare", "confusable") if row[mark] == "1"),
+            }
+            for row in (rows[k] for k in sorted(by_support[:MOST_CLASSES]))
+        ],
+        f"The {MOST_CLASSES} classes with the fewest training samples; {more:,} more classes are in"
+        " per_class.csv."
+        if more > 0
+        else "",
+    )
+
+
+def class_score(line: Mapping[str, str], key: str) -> float | None:
+    """Return a score of a row of per_class.csv; None for recall and F1 without test samples."""
+    is_lacking = key != "precision" and not int(line["test_support"])
+    return None if is_lacking else float(line[key])
+
+
+def _cohort(cohort: Mapping[str, Any]) -> Shown:
+    """Return the table of the accuracy of the clients of the last rounds."""
+    moments = dict.fromkeys(moment for split in SPLITS for moment in cohort[split])
+    return Shown(
+        f"Accuracy of the clients of rounds {cohort['first_round']} to {cohort['last_round']}",
+        {"moment": Column("moment"), **{split: Column(split, score) for split in SPLITS}},
+        [{"moment": one, **{split: cohort[split].get(one) for split in SPLITS}} for one in moments],
+        "Mean over groups of clients and rounds. Only the clients that took part in a round are"
+        " evaluated: this is another statistic than the accuracy of all clients.",
+    )
+
+
+def _new_clients(summary: Mapping[str, Any], metric: str) -> Shown:
+    """Return the table of the clients that join after the training, by a metric."""
+    about, test, rows = summary["new_clients"], summary["best"]["test"], []
+    for epochs in about["epochs"]:
+        new, seen = (test.get(f"{who}@{epochs}", {}) for who in ("new", "seen"))
+        row = {"new": new.get(metric), "seen": seen.get(metric), "gap": new.get(f"gap_{metric}")}
+        row |= {key: about[key][str(epochs)] for key in ("received_bytes", "steps")}
+        rows.append(row | {"epochs": epochs})
+    return Shown(
+        "Clients that join later",
+        {
+            "epochs": Column("epochs", whole),
+            "new": Column("new clients", score),
+            "seen": Column("clients that trained", score),
+            "gap": Column("gap", score),
+            "received_bytes": Column("bytes to join", size),
+            "steps": Column("steps", tenth),
+        },
+        rows,
+        f"Test {metric.replace('_', ' ')} of {about['clients']} clients that trained in no round,"
+        " after epochs on their own training parts from the model that the server would send."
+        " Beside them the clients that trained, after as many further epochs. Models of the best"
+        " round.",
+    )
+
+
+def target_text(target: Mapping[str, Any]) -> str:
+    """Describe when a run reached a target accuracy, and at which cost.
+
+    Args:
+        target: Entry `target` of summary.json.
+
+    >>> target_text({"accuracy": 0.8, "split": "test", "round": None})
+    'test accuracy (there is no validation part) never reached 0.8'
+    """
+    what = f"{target['split']} accuracy"
+    what += " (there is no validation part)" if target["split"] == "test" else ""
+    if target["round"] is None:
+        return f"{what} never reached {target['accuracy']:g}"
+    names = {"up_bytes": "up", "down_bytes": "down", "peer_bytes": "between clients"}
+    sent = target["communication"]
+    costs = [f"{size(sent[kind])} {where}" for kind, where in names.items() if sent[kind]]
+    after = f", after {' and '.join(costs)}" if costs else ""
+    return f"{what} reached {target['accuracy']:g} in round {target['round']}{after}"

@@ -1,0 +1,218 @@
+"""Each table has the same numbers in all of its forms, and those of the CSV files."""
+
+import re
+import shutil
+import subprocess
+from html import unescape
+from html.parser import HTMLParser
+from io import StringIO
+from math import isfinite
+
+import pandas as pd
+import pytest
+
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.report import FRAMES, csv_of, latex_of
+from flbench.analysis.shown import TABLES
+from flbench.analysis.tables import analyse
+from flbench.comparison.collect import collect
+from flbench.core.text import in_latex
+from flbench.reports import page, render
+from flbench.reports.shown import Column, Shown, is_missing, score
+from tests.comparison.made import matrix, run_folder
+
+ACCURACIES = {
+    "fedavg": [0.50, 0.52, 0.51, 0.50],
+    "hfcd": [0.80, 0.83, 0.81, 0.79],
+    "ditto": [0.79, 0.82, 0.82, 0.78],
+    "local": [0.71, 0.74, 0.70, 0.75],
+}
+NUMBER = re.compile(r"[+-]?\d+\.\d+(?:e[+-]?\d+)?")
+
+
+class Cells(HTMLParser):
+    """The cells of the tables of a page."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.rows = []
+        self.is_in = False
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.is_in = True
+
+    def handle_endtag(self, tag):
+        self.is_in = self.is_in and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        if self.is_in:
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory):
+    """Two places, of which one has fixed clients with names; a class is rare; a target."""
+    folder = tmp_path_factory.mktemp("runs")
+    fixed = {"keys": ("partition.seed=0",), "partition_hash": "a" * 64}
+    matrix(folder / "a", ACCURACIES, is_rare=True, names=True, **fixed)
+    matrix(folder / "b", ACCURACIES, is_rare=True, keys=("partition.alpha=5",))
+    return analyse(arrange(collect([folder]).runs, targets=[0.5]))
+
+
+@pytest.fixture(scope="module")
+def shown(analysis):
+    return [
+        one
+        for place in analysis.comparison.places
+        for name, table in TABLES.items()
+        for one in table(analysis, place)
+        if name != "ranks" or place == analysis.comparison.places[0]
+    ]
+
+
+def flat(value):
+    """The numbers of a value of a table."""
+    if isinstance(value, tuple):
+        return [number for one in value for number in flat(one)]
+    return [float(value)] if isinstance(value, int | float) and isfinite(value) else []
+
+
+def in_cells(source):
+    """The rows of a table of LaTeX, with plain text in their cells."""
+    lines = [line for line in source.splitlines() if line.endswith(" \\\\") and " & " in line]
+    rows = []
+    for line in lines:
+        line = re.sub(r"\\(?:textbf|underline)\{(.*?)\}(?= &| \\\\$)", r"\1", line)
+        for written, mark in (("$-$", "-"), ("$\\pm$", "±"), ("{[}", "["), ("{*}", "*")):
+            line = line.replace(written, mark)
+        rows.append(re.split(r"(?<!\\) & ", line.removesuffix(" \\\\")))
+    return rows
+
+
+def test_there_is_a_table_of_each_name(shown, analysis):
+    assert {one.heading for one in shown} >= {"Ranks over 2 places"}
+    for name in TABLES:
+        place = analysis.comparison.places[0]
+        assert (list(TABLES[name](analysis, place)) != []) == (name != "new_clients")
+    assert all(one.rows and one.used for one in shown)
+
+
+def test_numbers_are_those_of_the_csv_files(shown, analysis):
+    """Each number of a table is in a CSV file; ranks over places have none."""
+    known = set()
+    for name in FRAMES:
+        frame = pd.read_csv(StringIO(csv_of(analysis, name)))
+        for column in frame.select_dtypes("number"):
+            known |= {round(float(value), 9) for value in frame[column].dropna()}
+    for one in shown:
+        if one.title.startswith("Ranks"):
+            continue
+        for row in one.rows:
+            for key in one.used:
+                for number in flat(row.get(key)):
+                    assert round(number, 9) in known, (one.heading, key, number)
+
+
+def test_all_forms_have_the_same_cells(shown, capsys):
+    for one in shown:
+        headings = [column.heading for column in one.used.values()]
+        cells = [list(row.values()) for row in one.cells()]
+        lines = render.markdown(one).splitlines()
+        grid = [line.strip("|").split(" | ") for line in lines if line.startswith("| ")]
+        plain = [[unescape(re.sub(r"\\(.)", r"\1", c.strip())) for c in line] for line in grid]
+        assert plain == [headings, ["---"] * len(headings), *cells], one.heading
+        assert Cells(page.html(one)).rows == [headings, *cells], one.heading
+        capsys.readouterr()
+        render.console(one, is_whole=True)
+        said = capsys.readouterr().out.splitlines()
+        split = [re.split(" {2,}", line.strip()) for line in said]
+        assert [row for row in split if len(row) == len(headings)] == [headings, *cells]
+
+
+def test_latex_has_the_same_numbers_with_fewer_decimals(shown):
+    for one in shown:
+        source = render.latex(one)
+        keys, whole = [key for key in one.used if key not in one.screen], one.cells(is_paper=True)
+        tables = re.split(r"\\begin\{(?:table|longtable)\}", source)[1:]
+        found: dict[str, list[str]] = {}
+        for table in tables:
+            [columns] = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", table)
+            headings, *rows = in_cells(table)
+            assert len(rows) == len(one.rows)
+            assert {len(row) for row in (headings, *rows)} == {len(columns)}
+            assert table.count("\\toprule") == table.count("\\bottomrule") == 1
+            for k, heading in enumerate(headings):
+                found[heading] = [row[k].removesuffix("*") for row in rows]
+        for key in keys:
+            written = found[in_latex(one.columns[key].heading)]
+            assert written == [in_latex(row[key]).replace("{[}", "[") for row in whole]
+        for row, others in zip(one.cells(), whole, strict=True):
+            for key in (key for key in keys if "[" not in row[key]):
+                exact, short = (NUMBER.findall(cells[key]) for cells in (row, others))
+                first = list(map(float, short[: len(exact)]))
+                assert first == pytest.approx(list(map(float, exact)), abs=6e-4)
+
+
+def test_best_is_bold_and_what_is_like_it_underlined(analysis):
+    source = latex_of(analysis)["leaderboard"]
+
+    assert re.search(r"hfcd & \\textbf\{0\.80\d ", source)
+    assert re.search(r"ditto & \\underline\{0\.80\d ", source)
+    assert re.search(r"fedavg & 0\.50\d ", source)
+
+
+def test_empty_columns_are_left_out():
+    columns = {"a": Column("a"), "b": Column("b", score), "c": Column("c", score)}
+    rows = [{"a": "x", "b": float("nan"), "c": 1.0}, {"a": "", "b": None, "c": float("nan")}]
+    table = Shown("t", columns, rows)
+
+    assert list(table.used) == ["a", "c"]
+    assert table.cells() == [{"a": "x", "c": "1.0000"}, {"a": "-", "c": "-"}]
+    assert [is_missing(one) for one in ((), (None, 1), 0, "0")] == [True, True, False, False]
+
+
+def test_long_tables_are_over_several_pages_and_wide_ones_are_divided():
+    columns = {"name": Column("name")} | {f"c{k}": Column(f"c{k}", score) for k in range(12)}
+    row = {f"c{k}": k / 10 for k in range(12)}
+    rows = [row | {"name": f"r{k}"} for k in range(60)]
+
+    wide = render.latex(Shown("t", columns, rows[:3], fixed=("name",)))
+    long = render.latex(Shown("t", columns, rows, fixed=("name",)))
+
+    assert wide.count("\\begin{tabular}") == 3
+    assert long.count("\\begin{longtable}") == 3
+    assert [len(line) for line in in_cells(wide)] == [5] * 12
+
+
+def test_names_are_text(tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0.5, names=True)
+    found = analyse(arrange(collect([tmp_path]).runs, labels={tmp_path / "a": "50 % of a_b {#1}"}))
+
+    source = "".join(latex_of(found).values())
+
+    assert r"50 \% of a\_b \{\#1\}" in source
+    assert "a_b" not in source
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no LaTeX")
+def test_latex_compiles(analysis, tmp_path):
+    tables = latex_of(analysis)
+    packages = render.PACKAGES.removeprefix("% ")
+    body = "\n\\clearpage\n".join(tables.values())
+    source = f"\\documentclass{{article}}\n{packages}\\begin{{document}}\n{body}\\end{{document}}\n"
+    (tmp_path / "all.tex").write_text(source)
+
+    made = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+
+    assert made.returncode == 0, made.stdout.decode(errors="replace")[-2000:]
