@@ -46,8 +46,8 @@ from flbench.jobs.samples import LoadedSamples
 from flbench.results import reading, study_folder
 from flbench.results.study_folder import Header, MethodEntry
 from flbench.tuning import fitting, library
-from flbench.tuning.samplers import RandomSampler
-from flbench.tuning.study import TrainingJob, now, write_record
+from flbench.tuning.proposals import Proposals
+from flbench.tuning.study import TrialFolder, now
 from flbench.workers.ray_resources import CELL, Resources
 
 CONFIGS: Final = Path(__file__).resolve().parents[1] / "configs"
@@ -222,10 +222,11 @@ class Work:
             space, _ = fitting.fit(library.built_in(method, rounds=rounds), layers)
             defaults = space.defaults(config)
             entries[method] = MethodEntry(space.source, defaults, space.tree())
-            sampler = RandomSampler(space, defaults, SEARCH_SEED)
+            options = {"seed": SEARCH_SEED, "trials": self.trials, "batch": self.trials}
+            proposals = Proposals("random", space, defaults, **options)
             found[method] = [
                 self._trial(path, method, index, [*layers, from_values(params, "search")], params)
-                for index, params in enumerate(sampler.propose([], self.trials))
+                for index, params in enumerate(proposals.given({}))
             ]
         header = Header(
             id=f"{setting}-study",
@@ -252,12 +253,12 @@ class Work:
         self, study: Path, method: str, index: int, layers: Sequence[Layer], params: dict[str, Any]
     ) -> Item:
         """Return a trial of a search."""
-        trial = TrainingJob(method, "search", index, SEARCH_SEED, params)
+        trial = TrialFolder(study, method, index)
         config, origins = resolve([DEFAULTS, *layers])
         job = Job(trial.name, method, "", "", 0, config, origins)
-        item = Item(job, study / trial.name, lambda item, outcome: _record(study, trial, item))
+        item = Item(job, trial.path, lambda item, outcome: _record(trial, params, item))
         if item.is_done and not (item.path / "trial.json").is_file():  # the script was killed
-            _record(study, trial, item)
+            _record(trial, params, item)
         return item
 
     def _tuned(self, setting: str) -> Part:
@@ -294,17 +295,18 @@ def _study(path: Path) -> study_folder.StoredStudy:
     return study_folder.read(path, lenient=True)
 
 
-def _record(study: Path, trial: TrainingJob, item: Item) -> None:
+def _record(trial: TrialFolder, params: dict[str, Any], item: Item) -> None:
     """Write the trial.json of a trial that has ended."""
     rounds = item.job.config.train.rounds
-    record = trial.record(rounds) | {"ended": now(), "state": "failed", "round": 0}
+    record = trial.begin({"params": params, "seed": SEARCH_SEED, "rounds": rounds})
+    record |= {"ended": now(), "state": "failed"}
     if item.is_done:
         summary = read_json(item.path / "summary.json")
         score = summary["last"]["validation"].get("accuracy")
         is_finite = isinstance(score, float) and isfinite(score)
         record |= {"round": rounds, "seconds": summary["seconds"]}
         record |= {"state": "finished", "score": score} if is_finite else {"state": "diverged"}
-    write_record(study, trial, record)
+    trial.write(record)
 
 
 def _next(parts: Sequence[Part], begun: set[Path]) -> Item | None:

@@ -22,13 +22,7 @@ MAY_IMPORT = {
     },
     "ray": {
         *("workers/actor_pool.py", "workers/ray_session.py"),
-        *(
-            f"tuning/{name}.py"
-            for name in (
-                *("queue", "run", "schedulers", "callbacks", "worker", "shared_federations"),
-                *("ray_space", "ray_tune", "trainable_function", "waits"),
-            )
-        ),
+        *(f"tuning/{name}.py" for name in ("search", "ray_space", "ray_tune", "waits")),
     },
 }
 
@@ -86,7 +80,7 @@ def test_support_folders_are_not_packages():
 @pytest.mark.slow
 def test_the_vectorized_engine_needs_no_lightning():
     """Importing Lightning takes a second of each worker process."""
-    modules = "flbench.experiment.assembly, flbench.experiment.lifecycle, flbench.tuning.worker"
+    modules = "flbench.experiment.assembly, flbench.experiment.lifecycle, flbench.tuning.trial"
     code = f"import sys, flbench.engine.vectorized, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

@@ -125,7 +125,7 @@ def test_study_takes_the_space_of_the_package(registered, package):
     space = prepared.spaces["slow"]
     assert Path(space.source) == package / "site" / "flbench_slow" / "slow.yaml"
     assert list(space.parameters) == ["train.optimizer.lr", "algorithm.mu", "algorithm.memory"]
-    trial = prepared.samplers()["slow"].trial(1)
+    trial = prepared.proposals()["slow"].given({})[1]
     assert 0.5 <= trial["algorithm.memory"] <= 0.99
 
 

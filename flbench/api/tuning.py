@@ -241,7 +241,7 @@ def carry_on(
     """
     fork_server.prepare()
     require_ray_tune()
-    from flbench.tuning import prepare, run
+    from flbench.tuning import prepare, search
     from flbench.tuning.study import StudyFolder
     from flbench.workers.ray_resources import cluster
     from flbench.workers.shipping import pack
@@ -252,8 +252,8 @@ def carry_on(
     ):
         prepared = prepare.reopen(folder, resources)
         prepared = replace(prepared, parcel=pack(objects, prepared.configs))
-        run.begin_again(folder)
-        if run.is_over(folder, prepared):
+        search.begin_again(folder)
+        if search.is_over(folder, prepared):
             return _carry_out(folder, prepared, caller, "folder", objects)
         with cluster(prepared.resources) as driver:
             return _carry_out(folder, prepared, caller, "folder", objects, driver)
@@ -295,7 +295,7 @@ def _carry_out(
         objects: Objects of the user, by the section of the configuration that they stand for.
         driver: Driver of the cluster for the search; None if its trials have ended.
     """
-    from flbench.tuning import run, study_page
+    from flbench.tuning import search, study_page
 
     def report() -> None:
         study_page.write(studies.report_of(path))
@@ -307,11 +307,12 @@ def _carry_out(
         if driver is not None:
             caller.tell(
                 [
-                    f"{path}: {request.trials} trials of {prepared.settings.rounds} rounds for each"
-                    f" of {', '.join(request.methods)}, {prepared.resources.concurrent} at once."
+                    f"{path}: {request.trials} trials of {prepared.config.train.rounds} rounds for"
+                    f" each of {', '.join(request.methods)}, {prepared.resources.concurrent} at"
+                    " once."
                 ]
             )
-            run.carry_out(driver, folder, prepared, shown=caller.shown)
+            search.carry_out(driver, folder, prepared, shown=caller.shown)
             driver.close()
         won = winners.winners_of(study_folder.read(path))
         if design := _design(prepared, won):
@@ -321,7 +322,7 @@ def _carry_out(
             caller.tell([FINISHED.format(path)])
     with caller.during(campaigns.MLFLOW):
         notes = mirrors.finish()
-    again = folder.resume_command if failures else run.how_to_resume(folder, prepared)
+    again = folder.resume_command if failures else search.how_to_resume(folder, prepared)
     return StudyEnding(path, [*failures, *notes], again, lost)
 
 

@@ -165,7 +165,7 @@ def tune(
     trials: int | None = None,
     space: AnyPath | None = None,
     search: Literal["random", "grid", "optuna"] | None = None,
-    scheduler: Literal["asha", "pbt", "none"] | None = None,
+    scheduler: Literal["asha", "none"] | None = None,
     metric: str | None = None,
     deployment: str | None = None,
     seeds: int | None = None,
@@ -193,9 +193,8 @@ def tune(
         trials: Trials of each method, the one with default parameters included (default 16).
         space: Search space of one method, or a folder with METHOD.yaml (default: built in).
         search: How parameters are proposed (default `random`).
-        scheduler: `asha` (default) stops trials that fall behind; `pbt` lets them continue from the
-            state of the best trials; `none` trains every trial to the end, which gives the same
-            result each time.
+        scheduler: `asha` (default) stops trials that fall behind; `none` trains every trial to the
+            end, which gives the same result each time.
         metric: Validation metric to maximize (default `accuracy`). Test parts are never used for
             the search.
         deployment: Model whose metrics score the trials and are compared (default `personal`): a

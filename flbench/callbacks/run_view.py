@@ -71,6 +71,7 @@ class RunView:
         summary: Content of summary.json; None before the run is finished.
         state: State of the run, for this class alone.
         memory: Where `stop` and `note` are stored, for this class alone.
+        seconds: Seconds spent so far by purpose: `train`, `evaluate`, `write`, and `total`.
         tell: Function that shows a note to the user, for this class alone.
         deployed: Function that returns the weights of a client's model, for `weights`.
     """
@@ -87,6 +88,7 @@ class RunView:
     summary: dict[str, Any] | None
     state: State
     memory: Memory
+    seconds: Mapping[str, float]
     tell: Callable[[str], None]
     deployed: Callable[[State, int], Tree]
 

@@ -116,6 +116,15 @@ class Evaluator:
     cached: "Cached | None" = None
     kept: dict[tuple[str, int], Found] = field(default_factory=dict)
 
+    def with_probabilities(self) -> "Evaluator":
+        """Return the evaluator with the metrics of probabilities, the loss among them."""
+        from flbench.experiment.judging import ClassJudge
+
+        config, judge = self.config.altered(probabilities=True), self.judge
+        if isinstance(judge, ClassJudge):
+            judge = replace(judge, has_probabilities=True)
+        return replace(self, config=config, judge=judge, kept={})
+
     def evaluate(
         self,
         state: State,

@@ -63,6 +63,7 @@ def run(
     loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
     supplied: Supplied | None = None,
+    parts: tuple[str, ...] = PARTS,
 ) -> Path:
     """Run an experiment from its beginning.
 
@@ -75,6 +76,9 @@ def run(
         how_to_resume: Function from a run folder to what the user calls to resume it.
         supplied: Data and folder of a job of many; None to load the data, and to make a new folder
             below `output.dir`.
+        parts: Parts of the clients' samples that models are evaluated on. Without `test`, as for a
+            trial of a search, the run writes no tables and no summary, and its last evaluation has
+            the metrics of probabilities.
 
     Returns:
         The run folder.
@@ -106,7 +110,8 @@ def run(
         )
         _describe(experiment, origins, folder, partition)
         seconds = Seconds(total=time.perf_counter() - begin)
-        _run_to_end(experiment, Restored(experiment.start(), seconds, Memory()), folder, told)
+        start = Restored(experiment.start(), seconds, Memory())
+        _run_to_end(experiment, start, folder, told, parts)
     return folder.path
 
 
@@ -136,6 +141,7 @@ def resume(
     loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
     federation: Federation | None = None,
+    parts: tuple[str, ...] = PARTS,
 ) -> Path:
     """Resume a run from its last checkpoint, or restart it if there is none yet.
 
@@ -147,6 +153,7 @@ def resume(
         loggers: Loggers of Lightning that get all metrics.
         how_to_resume: Function from a run folder to what the user calls to resume it.
         federation: The samples that a job of many began with; None to load them.
+        parts: Parts of the clients' samples that models are evaluated on; see `run`.
 
     Returns:
         The run folder.
@@ -185,7 +192,7 @@ def resume(
         if restored.state.round:
             told.on_note(f"resuming from round {restored.state.round}.")
         restored.seconds.total += time.perf_counter() - begin
-        _run_to_end(experiment, restored, folder, told)
+        _run_to_end(experiment, restored, folder, told, parts)
     return folder.path
 
 
@@ -232,7 +239,11 @@ def _built(
 
 
 def _run_to_end(
-    experiment: Experiment, start: Restored, folder: RunFolder, callbacks: CallbackList
+    experiment: Experiment,
+    start: Restored,
+    folder: RunFolder,
+    callbacks: CallbackList,
+    parts: tuple[str, ...],
 ) -> None:
     """Run the remaining rounds, evaluate the models of the best round, write tables and summary."""
     state, storage = start.state, experiment.storage
@@ -242,7 +253,7 @@ def _run_to_end(
                 f"the tensors that the {who} take {size / GIB:.1f} GiB and are stored in a mapped"
                 f" file in output.dir, since they exceed engine.state_memory={storage.limit:g} GiB."
             )
-    loop = experiment.loop(folder, callbacks, start.seconds)
+    loop = experiment.loop(folder, callbacks, start.seconds, parts)
     try:
         with as_flbench_errors(folder.resume_command):
             loop.begin(state, start.memory)
@@ -252,8 +263,9 @@ def _run_to_end(
                 where = "" if loop.saved is None else f" The run is saved after round {loop.saved}."
                 text = f"{error}{where} Resume with: {folder.resume_command}"
                 raise type(error)(text) from (error.__cause__ or error)
-            with own_methods.named(experiment.algorithm.config):
-                loop.summary = finalize.write(experiment, loop, state)
+            if "test" in parts:
+                with own_methods.named(experiment.algorithm.config):
+                    loop.summary = finalize.write(experiment, loop, state)
             callbacks.call("on_run_end", loop.view())
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):

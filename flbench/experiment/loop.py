@@ -133,6 +133,7 @@ class FederatedLoop:
             summary=deepcopy(self.summary),
             state=self.state,
             memory=self.memory,
+            seconds=MappingProxyType(vars(self.seconds).copy()),
             tell=self.callbacks.on_note,
             deployed=self._weights_of,
         )
@@ -304,12 +305,15 @@ class FederatedLoop:
         """Evaluate all models and add the rows that metrics.csv does not have; return them."""
         settings = rounds.evaluation_settings(self.algorithm, self.state)
         with self.seconds.measure("evaluate"), interrupts.allowed():
+            evaluator = self.evaluator
+            if "test" not in evaluator.parts and self.state.round == self.config.train.rounds:
+                evaluator = evaluator.with_probabilities()
             with own_methods.named(self.algorithm.config):
-                self.last = self.evaluator.evaluate(
+                self.last = evaluator.evaluate(
                     self.state, settings, common=common, stale=self.stale
                 )
             self.stale[:] = False
-            return self.folder.add_missing_metrics(self.evaluator.judge.rows(self.last))
+            return self.folder.add_missing_metrics(evaluator.judge.rows(self.last))
 
     def save(self) -> None:
         """Write the checkpoint `last`, and `best` if the state is the best one so far.

@@ -13,6 +13,7 @@ from flbench.core.user_code_errors import note_of
 from flbench.data.federation import Federation
 from flbench.experiment import lifecycle
 from flbench.experiment.lifecycle import Supplied
+from flbench.experiment.predictions import PARTS
 from flbench.experiment.run_folder import RunFolder
 from flbench.jobs.job import Outcome, Task
 from flbench.jobs.samples import PartitionFiles
@@ -40,7 +41,7 @@ def train(task: Task, federation: Federation, partition: PartitionFiles) -> Outc
             warnings.showwarning = lambda message, _, file, line, *__: listener.on_note(
                 note_of(message, file, line)
             )
-            _run_or_resume(task, federation, partition, listener)
+            run_or_resume(task, federation, partition, listener)
     except UserError as error:
         outcome = Outcome.refused(error)
     except RunError as error:
@@ -50,10 +51,14 @@ def train(task: Task, federation: Federation, partition: PartitionFiles) -> Outc
     return replace(outcome, notes=tuple(listener.sentences), seconds=time.monotonic() - begin)
 
 
-def _run_or_resume(
-    task: Task, federation: Federation, partition: PartitionFiles, listener: Callback
+def run_or_resume(
+    task: Task,
+    federation: Federation,
+    partition: PartitionFiles,
+    listener: Callback,
+    parts: tuple[str, ...] = PARTS,
 ) -> None:
-    """Resume the run in the folder of a job; begin it if there is none."""
+    """Resume the run in the folder of a job; begin it if there is none; see `lifecycle.run`."""
 
     def how_to_resume(path: Path) -> str:
         return task.how_to_resume or RunFolder.command_to_resume(path)
@@ -65,6 +70,7 @@ def _run_or_resume(
             [listener],
             how_to_resume=how_to_resume,
             federation=federation,
+            parts=parts,
         )
         return
     config, origins = resolve([task.layer, task.changed])
@@ -74,6 +80,7 @@ def _run_or_resume(
         [listener],
         how_to_resume=how_to_resume,
         supplied=Supplied(task.path, federation, partition),
+        parts=parts,
     )
 
 

@@ -78,7 +78,7 @@ class Header:
         seed: Seed of the trials. Final trainings take the seeds after it.
         metric: Validation metric that scores a trial; larger is better.
         search: How hyper-parameters are proposed: random, grid or optuna.
-        scheduler: What stops trials early: asha, pbt or none.
+        scheduler: What stops trials early: asha or none.
         trials: Number of trials of each method, the one with default hyper-parameters included.
         rounds: Number of rounds of a trial that is not stopped early.
         seeds: Number of final trainings of the default and of the best parameters of each method.
@@ -119,7 +119,7 @@ class Trial:
         method: Name of the method.
         index: Number of the trial; trial 0 has the default hyper-parameters.
         seed: Seed of the training.
-        params: Hyper-parameters by their dotted paths; with population based training the latest.
+        params: Hyper-parameters by their dotted paths.
         state: "stopped" means that the scheduler stopped the trial early.
         reason: A sentence that says why the trial failed or diverged; None otherwise.
         round: Number of rounds that are done.

@@ -11,8 +11,8 @@ from flbench.jobs.job import Job
 from flbench.jobs.repetitions import Vary
 from flbench.reports.shown import size
 from flbench.reports.terminal import duration
-from flbench.tuning.plan import FACTOR
 from flbench.tuning.prepare import PreparedStudy
+from flbench.tuning.request import FACTOR, grace_of
 
 SHARES: Final = ("epochs", "batch_size", "participation", "rounds")
 """Ends of keys that change what a round costs."""
@@ -177,7 +177,9 @@ def measure(prepared: PreparedStudy) -> StudyCost:
         rounds=config.train.rounds,
         seeds=request.seeds,
         concurrent=prepared.resources.concurrent,
-        grace=prepared.settings.grace if request.scheduler == "asha" else None,
+        grace=grace_of(config.train.rounds, config.evaluation_period)
+        if request.scheduler == "asha"
+        else None,
         seconds={method: measured.get(method, mean) for method in request.methods},
         measured=tuple(measured),
         memory=found.memory,

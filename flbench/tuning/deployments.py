@@ -11,7 +11,6 @@ from flbench.experiment.assembly import Experiment
 from flbench.models.base import net_leaves
 from flbench.results.metrics_file import Row
 from flbench.results.study_folder import PERSONAL
-from flbench.results.summary import RunningSummary
 
 GLOBAL = "gm"  # evaluated on the common test set, and not on the clients' validation parts
 
@@ -92,16 +91,3 @@ def score_at(
     if number < rounds:
         return found.get(deployment, found.get(PERSONAL))
     return found.get(deployment)
-
-
-def score_of(running: RunningSummary, metric: str, deployment: str, rounds: int) -> float | None:
-    """Return the score of a trial after its last evaluated round; None if there is none.
-
-    Args:
-        running: What is known of the trial's metrics.csv.
-        metric: Name of the metric on validation parts.
-        deployment: Name of the deployment.
-        rounds: Number of rounds of a complete trial.
-    """
-    last = running.last
-    return None if last is None else score_at(running.of_last, last, metric, deployment, rounds)

@@ -13,7 +13,6 @@ from flbench.config.sources import Layer, leaves
 from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError
 from flbench.core.parts import offered
-from flbench.core.plain_yaml import to_yaml
 from flbench.core.registry import ALGORITHMS
 from flbench.core.system_errors import as_flbench_errors
 from flbench.data import partition_files
@@ -96,10 +95,9 @@ def trainable(
     require_ray_tune()
     from ray import tune
 
-    from flbench.tuning import prepare
+    from flbench.tuning import prepare, trial
     from flbench.tuning.ray_tune import bundles
     from flbench.tuning.request import TuneRequest, resources_of, with_defaults
-    from flbench.tuning.trainable_function import Base, request_resources, train_trial
     from flbench.workers.actor_pool import digest
     from flbench.workers.shipping import pack
 
@@ -129,34 +127,25 @@ def trainable(
             used = with_device(asked.engine)
         resources = resources_of(TuneRequest((method,), gpus=gpus_per_trial), used)
         complete, _ = prepare.complete(asked, federation, resources, deployment)
-    # A checkpoint after each round is not needed: each report has one.
-    output = complete.output.altered(checkpoint_every=complete.train.rounds)
-    complete = complete.altered(output=output)
-    parcel = pack(objects, [method])
-    samples = federation.x.numpy()
-    packed, description = partition_files.encode(
-        federation.partition, federation.dataset, complete.partition
+    # A checkpoint for each report, and no others.
+    output = complete.output.altered(
+        checkpoint_every=complete.evaluation_period, checkpoint_seconds=0.0
     )
-    layer = Layer(complete.tree(), origins)
-    base = Base(
-        method,
+    layer = Layer(complete.altered(output=output).tree(), origins)
+    samples = federation.x.numpy()
+    base = trial.Base(
         layer,
-        {
-            f"methods/{method}.yaml": to_yaml(complete.tree(), origins).encode(),
-            "partition.npz": packed,
-            "partition.json": description,
-        },
-        complete.seed,
+        partition_files.encode(federation.partition, federation.dataset, complete.partition),
         deployment,
-        test,
         digest(samples),
-        parcel,
+        pack(objects, [method]),
+        test=test,
     )
     function = tune.with_parameters(
-        train_trial, base=base, samples=samples, rest=federation.without_samples()
+        trial.of_tuner, base=base, samples=samples, rest=federation.without_samples()
     )
     function.__name__ = method
-    request = partial(request_resources, base=layer, bundles=bundles(resources))
+    request = partial(trial.resources_for, base=layer, bundles=bundles(resources))
     found: Callable[[dict[str, Any]], None] = tune.with_resources(function, request)
     return found
 

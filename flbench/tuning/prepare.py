@@ -9,12 +9,7 @@ import numpy as np
 
 from flbench.config import trust
 from flbench.config.resolve import resolve, resolve_written
-from flbench.config.schema import (
-    Config,
-    EngineConfig,
-    OwnModelConfig,
-    OwnTermConfig,
-)
+from flbench.config.schema import Config, EngineConfig, OwnModelConfig, OwnTermConfig
 from flbench.config.sources import Layer, folder_of
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError, UserError
@@ -28,27 +23,16 @@ from flbench.experiment.engines import on_this_machine, with_device
 from flbench.metrics import names as metric_names
 from flbench.metrics.classes import rare_classes
 from flbench.tuning import deployments, fitting, library
-from flbench.tuning.plan import Budget, SearchSettings
+from flbench.tuning.proposals import Proposals
 from flbench.tuning.reading import parse
-from flbench.tuning.request import (
-    TuneRequest,
-    check,
-    check_metric,
-    resources_of,
-    with_defaults,
-)
-from flbench.tuning.samplers import Sampler
-from flbench.tuning.search_methods import sampler
+from flbench.tuning.request import TuneRequest, check, check_metric, resources_of, with_defaults
 from flbench.tuning.search_space import Space
-from flbench.tuning.study import Record, StudyFolder, now
+from flbench.tuning.study import StudyFolder, now
 from flbench.workers.nesting import is_elsewhere
 from flbench.workers.ray_resources import Resources
 from flbench.workers.shipping import NOTHING, Parcel
 
-KEPT = (
-    *("trials", "search", "scheduler", "metric", "deployment"),
-    *("seeds", "vary", "gpus", "retries", "address"),
-)
+CURE = "Restore the old files, or start a new study."
 
 
 @dataclass(frozen=True)
@@ -83,32 +67,24 @@ class PreparedStudy:
         return next(iter(self.configs.values()))
 
     @property
-    def budget(self) -> Budget:
-        """Budget of each method."""
-        asked = self.request
-        return Budget(asked.trials, self.config.seed, asked.batch or self.resources.concurrent)
+    def batch(self) -> int:
+        """Number of trials that TPE proposes at once."""
+        return self.request.batch or self.resources.concurrent
 
-    @property
-    def settings(self) -> SearchSettings:
-        """Settings of the search."""
-        return SearchSettings(
-            self.request.metric,
-            self.request.deployment,
-            self.request.scheduler,
-            self.config.train.rounds,
-            self.config.evaluation_period,
-            self.config.seed,
-        )
+    def proposals(self) -> dict[str, Proposals]:
+        """Return what proposes the trials of each method.
 
-    def samplers(self) -> dict[str, Sampler]:
-        """Return a sampler for each method, which proposes its parameters."""
+        Raises:
+            ConfigError: A grid has more combinations than there are trials.
+        """
         return {
-            method: sampler(
+            method: Proposals(
                 self.request.search,
                 space,
                 space.defaults(self.configs[method]),
-                seed=self.budget.seed,
-                trials=self.budget.trials,
+                seed=self.config.seed,
+                trials=self.request.trials,
+                batch=self.batch,
             )
             for method, space in self.spaces.items()
         }
@@ -182,7 +158,7 @@ def prepare(
         tuple(dict.fromkeys(notes)),
         parcel,
     )
-    prepared.samplers()  # raises an error if a grid is larger than the budget
+    prepared.proposals()  # raises an error if a grid is larger than the budget
     return prepared
 
 
@@ -284,8 +260,7 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     first = request.methods[0]
     given = Layer(prepared.configs[first].tree(), prepared.origins[first])
     folder = StudyFolder.create(folder_of(request.out, TuneRequest.out, given), name)
-    described = _described(prepared)
-    spaces = [each["space_tree"] for each in described["methods"].values()]
+    spaces = [space.tree() for space in prepared.spaces.values()]
     trees = [config.tree() for config in prepared.configs.values()]
     trust.record(folder.path, _cluster(request), *spaces, *trees)
     for method, config in prepared.configs.items():
@@ -297,7 +272,7 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     folder.write("partition.json", description)
     # study.json is written last: a folder with this file can be resumed.
     printed = [redact(argument) for argument in command]
-    header = {"id": folder.path.name, "command": printed, **described}
+    header = {"id": folder.path.name, "command": printed, **_described(prepared)}
     folder.write("study.json", json.dumps(header, indent=1) + "\n")
     return folder
 
@@ -322,9 +297,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
     """
     header = folder.description()
     try:
-        asked = header["request"]
-        kept = {key: asked[key] for key in (*KEPT, "batch")}
-        kept["concurrent"] = kept["batch"]  # the number of concurrent trials does not change
+        kept = TuneRequest.kept(header)
         request = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **(kept | changed))
         files = {name: folder.path / "methods" / f"{name}.yaml" for name in request.methods}
         # This also registers methods that their modules have not registered yet.
@@ -349,10 +322,9 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
     if federation.partition.hash() != partition_hash:
         raise UserError(
             f"the data have changed since {folder.path} began: their partition is another one."
-            " Restore the old files, or start a new study."
+            f" {CURE}"
         )
-    cure = "Restore the old files, or start a new study."
-    partition_files.check_unchanged(folder.path, federation.partition, federation.dataset, cure)
+    partition_files.check_unchanged(folder.path, federation.partition, federation.dataset, CURE)
     for config in configs.values():
         if _has_own_parts(config):
             # Compares the hashes here: in a trial, a difference would count as its failure.
@@ -386,23 +358,20 @@ def _validation_samples(federation: Federation, config: Config, metric: str) -> 
     return int(np.isin(federation.labels[rows], rare).sum())
 
 
-def _described(prepared: PreparedStudy) -> Record:
+def _described(prepared: PreparedStudy) -> dict[str, Any]:
     """Return the content of study.json without its id and command."""
     request, config = prepared.request, prepared.config
-    asked = {key: getattr(request, key) for key in KEPT}
     return {
         "created": now(),
         "dataset": prepared.federation.dataset.name,
         "scheme": config.partition.title,
         "partition_hash": prepared.federation.partition.hash(),
         "seed": config.seed,
-        "validation": _validation_samples(prepared.federation, config, request.metric),
-        **{key: asked[key] for key in ("metric", "deployment", "search", "scheduler")},
-        **{key: asked[key] for key in ("trials", "seeds")},
-        "vary": request.vary,
         "rounds": config.train.rounds,
+        "validation": _validation_samples(prepared.federation, config, request.metric),
         "git_revision": provenance.git_revision(),
-        "request": asked | {"batch": prepared.budget.concurrent},
+        **request.tree(),
+        "batch": prepared.batch,
         "methods": {
             method: {
                 "space": space.source,

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from flbench.core.wording import listed
 from flbench.jobs.progress import NAMED, LiveProgress
-from flbench.tuning.plan import ENDS, winner
-from flbench.tuning.study import Record, TrainingJob, job_from_record
+from flbench.tuning.study import ENDS, Record, TrialFolder, name_of, winner
 
 
 class ProgressTable(LiveProgress):
@@ -48,33 +47,30 @@ class ProgressTable(LiveProgress):
 
     def add_ended(self, records: Iterable[Record]) -> None:
         """Add the records of trials that had ended before the study was resumed."""
-        self.ended |= {job_from_record(record).name: record for record in records}
+        self.ended |= {name_of(record): record for record in records}
 
     def add_interrupted(self, records: Iterable[Record]) -> None:
         """Add the records of trials that were interrupted, none of which runs now."""
         self.running.clear()
-        self.interrupted |= {
-            job_from_record(record).name: record.get("round", 0) for record in records
-        }
+        self.interrupted |= {name_of(record): record.get("round", 0) for record in records}
 
-    def update(self, job: TrainingJob, done: int) -> None:
+    def update(self, trial: TrialFolder, done: int) -> None:
         """Set the number of rounds that a trial has done."""
         if self._began is None:  # the estimate of the time left excludes the start of processes
             self._began, self._before = time.monotonic(), self._done()
-        self.running[job.name] = done
+        self.running[trial.name] = done
 
-    def interrupt(self, job: TrainingJob) -> None:
+    def interrupt(self, trial: TrialFolder) -> None:
         """Note that a trial has lost its worker, and does not run until it has another one."""
-        if (done := self.running.pop(job.name, None)) is not None:
-            self.interrupted[job.name] = done
+        if (done := self.running.pop(trial.name, None)) is not None:
+            self.interrupted[trial.name] = done
 
     def end(self, record: Record) -> None:
         """Add the record of a trial that has ended; print a line if there is no live table."""
-        job = job_from_record(record)
-        self.ended[job.name] = record
-        self.running.pop(job.name, None)
+        self.ended[name_of(record)] = record
+        self.running.pop(name_of(record), None)
         if self._live is None:
-            self._print_ended(job, record)
+            self._print_ended(record)
 
     def table(self) -> Table:
         """Return the table: trials by state, best score so far, rounds and time left."""
@@ -100,15 +96,15 @@ class ProgressTable(LiveProgress):
             )
         return table
 
-    def _print_ended(self, job: TrainingJob, record: Record) -> None:
+    def _print_ended(self, record: Record) -> None:
         """Print a line for a trial that has ended."""
         score = record.get("score")
         found = f"validation {self._metric} {score:.4f}" if score is not None else "no score"
         why = f" ({record['reason']})" if record["state"] in ("failed", "diverged") else ""
         self.print(
-            f"{job.name}  {record['state']}{why}  {found}  round {record.get('round', 0)}  "
+            f"{name_of(record)}  {record['state']}{why}  {found}  round {record.get('round', 0)}  "
             f" {len(self.ended)}/{self._trials * len(self._methods)} trials"
-            f"  best {self._best(job.method)}  {self._left()}"
+            f"  best {self._best(record['method'])}  {self._left()}"
         )
 
     def line(self) -> str:

@@ -2,12 +2,15 @@
 
 import logging
 import os
+import re
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import ray
 from ray import tune
 from ray.util.placement_group import PlacementGroup
 
+from flbench.workers.actor_pool import OUT_OF_MEMORY, why_lost
 from flbench.workers.ray_resources import Resources, workers_of
 
 # Environment variables of Ray Tune. The study folder holds all that a resumed study needs, so that
@@ -19,7 +22,6 @@ QUIET: Final = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the handler would make Ctrl-C look like a normal end
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # flbench prints a sentence for each of them
-    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # all trials of a population can wait for resources
 }
 
 
@@ -77,3 +79,35 @@ def bundles(
         worker = {"CPU": 1, "GPU": 1} if resources.gpus else {"CPU": 1}
         return kind([{"CPU": 0}, *[worker] * workers_of(resources)])
     return kind([{"CPU": resources.cpus, "GPU": resources.gpus}])
+
+
+def reason_of(trial: Any) -> str:
+    """Return one line with the error of a trial's last failure."""
+    try:
+        # Ray Tune's accessor reads a copy of this file that is written later.
+        with Path(trial.pickled_error_file).open("rb") as file:
+            error = ray.cloudpickle.load(file)
+    except (OSError, TypeError):  # no file, or no path of one
+        return _reason_in_text(trial)
+    is_loss = isinstance(error, ray.exceptions.RayError)
+    if is_loss and not isinstance(error, ray.exceptions.RayTaskError):
+        return why_lost(error)
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return f"{type(cause).__name__}: {lines[0] if lines else 'no message'}"
+
+
+def _reason_in_text(trial: Any) -> str:
+    """Return one line with the last failure, of which Ray Tune has written the text alone.
+
+    It pickles the errors of actors and of their tasks, and no others, such as those of its memory
+    monitor.
+    """
+    try:
+        text = Path(trial.error_file).read_text("utf-8", "replace")
+    except (OSError, TypeError):
+        return "Ray Tune gives no reason."
+    last = re.split(r"^Failure # .*$", text, flags=re.MULTILINE)[-1].strip()
+    if OUT_OF_MEMORY in last:
+        return why_lost(ray.exceptions.OutOfMemoryError(last))
+    return last.splitlines()[0].strip() if last else "Ray Tune gives no reason."

@@ -1,9 +1,10 @@
 """Options of a study, and checks of them that need no data."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import resolve
@@ -19,14 +20,19 @@ from flbench.results.study_folder import PERSONAL
 from flbench.workers.ray_resources import Resources
 
 Search = Literal["random", "grid", "optuna"]
-Scheduler = Literal["asha", "pbt", "none"]
+Scheduler = Literal["asha", "none"]
 METRICS: Final = (
     *("accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1"),
     *(*metric_names.RARE, "confusable_f1", "worst10_accuracy"),
     *metric_names.RANKING_WITH_MEANS,
 )
+KEPT: Final = (
+    *("trials", "search", "scheduler", "metric", "deployment"),
+    *("seeds", "vary", "gpus", "retries", "address"),
+)
 NO_VARY: Final = {"partition": "Final trainings with one seed of the training support no claim."}
 """What may not differ between final trainings, and why."""
+FACTOR: Final = 3  # successive halving continues one trial in three
 TRIAL_EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`
 
 
@@ -56,6 +62,20 @@ class TuneRequest:
     address: str | None = None
     out: Path = Path("studies")
     batch: int | None = None
+
+    def tree(self) -> dict[str, Any]:
+        """Return the options that a study keeps, for study.json."""
+        return {name: getattr(self, name) for name in KEPT}
+
+    @staticmethod
+    def kept(tree: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a study.json; it has as many trials at once as TPE proposes.
+
+        Raises:
+            KeyError: One is missing.
+        """
+        batch = tree["batch"]
+        return {name: tree[name] for name in KEPT} | {"batch": batch, "concurrent": batch}
 
 
 def require_ray_tune() -> None:
@@ -94,11 +114,6 @@ def check(request: TuneRequest) -> None:
         or not 0 <= request.gpus < math.inf
     ):
         raise ConfigError(f"`gpus_per_trial` must be a number of at least 0, got {request.gpus!r}.")
-    if request.scheduler == "pbt" and request.search != "random":
-        raise ConfigError(
-            "`scheduler=pbt` changes parameters during training, starting from"
-            " random ones: it requires `search=random`."
-        )
     if request.address is not None and request.concurrent is None:
         raise ConfigError(
             "`address` needs `jobs`, the number of trials that run at"
@@ -121,6 +136,16 @@ def check_metric(metric: str, evaluation: EvaluationConfig) -> None:
             f"`metric` must be one of {', '.join(known)}, got {metric}."
             f"{did_you_mean(metric, known)}{cure}"
         )
+
+
+def grace_of(rounds: int, every: int) -> int:
+    """Return the rounds before successive halving may stop a trial.
+
+    Args:
+        rounds: Number of rounds of a complete trial.
+        every: Number of rounds between two evaluations.
+    """
+    return every * -(-rounds // (FACTOR * every))
 
 
 def with_defaults(layers: list[Layer]) -> list[Layer]:

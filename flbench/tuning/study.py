@@ -1,80 +1,20 @@
-"""The study folder: the description of the study, and one folder for each trial."""
+"""The study folder, and the folders of its trials."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.wording import in_shell
 from flbench.jobs.folder import CampaignFolder
+from flbench.results.study_folder import Trial, best_trial
 
 Record = dict[str, Any]  # content of a trial.json
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """A trial of the search of a study.
-
-    Attributes:
-        method: Name of the method.
-        index: Number of the trial.
-        seed: Seed of the training.
-        params: Parameters by dotted key, which override the method's base configuration.
-    """
-
-    method: str
-    index: int
-    seed: int
-    params: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Path of the job's folder within the study folder, which is also its id.
-
-        >>> TrainingJob("fedavg", 3, 0, {}).name
-        'trials/fedavg/003'
-        """
-        return f"trials/{self.method}/{self.index:03d}"
-
-    def record(self, rounds: int) -> Record:
-        """Return the content of trial.json for a training that begins now.
-
-        `lost` is true of a training that has failed because its worker did, for the last time: a
-        resumed study may train it again.
-
-        Args:
-            rounds: Number of rounds of a complete trial.
-        """
-        return {
-            **asdict(self),
-            "params": dict(self.params),
-            "state": "running",
-            "reason": None,
-            "round": 0,
-            "rounds": rounds,
-            "score": None,
-            "loss": None,
-            "lost": False,
-            "seconds": {},
-            "started": now(),
-            "ended": None,
-            "attempts": 1,
-            "node": None,
-            "pid": None,
-        }
-
-
-def job_from_record(record: Record) -> TrainingJob:
-    """Return the job of a trial.json.
-
-    Raises:
-        KeyError: The record lacks a field of the job.
-    """
-    return TrainingJob(**{key: record[key] for key in TrainingJob.__dataclass_fields__})
+ENDS: Final = ("finished", "stopped", "diverged", "failed")
 
 
 class StudyFolder(CampaignFolder):
@@ -96,10 +36,10 @@ class StudyFolder(CampaignFolder):
         Raises:
             DataError: The file is damaged.
         """
-        return read_json(self.path / "study.json")
+        return read_json(self.path / self.marker)
 
     def records(self) -> Iterator[Record]:
-        """Yield the content of the trial.json of each training that has begun, sorted by folder.
+        """Yield the content of the trial.json of each trial that has begun, sorted by folder.
 
         Raises:
             DataError: A file is damaged.
@@ -108,41 +48,89 @@ class StudyFolder(CampaignFolder):
             yield read_json(file)
 
 
-def read_record(study: Path, job: TrainingJob) -> Record | None:
-    """Return the content of a job's trial.json; None if the job has not begun.
+@dataclass(frozen=True)
+class TrialFolder:
+    """The run folder of a trial, whose trial.json has what a trial has besides.
 
-    Raises:
-        DataError: The file is damaged.
+    Attributes:
+        study: Study folder.
+        method: Name of the method.
+        index: Number of the trial, from 0, the trial with the default parameters.
+
+    >>> TrialFolder(Path("study"), "fedavg", 3).name
+    'trials/fedavg/003'
     """
-    file = study / job.name / "trial.json"
-    return read_json(file) if file.is_file() else None
+
+    study: Path
+    method: str
+    index: int
+
+    @property
+    def name(self) -> str:
+        """Path of the folder within the study folder, for messages too."""
+        return f"trials/{self.method}/{self.index:03d}"
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.study / self.name
+
+    def read(self) -> Record | None:
+        """Return the content of trial.json; None if the trial has not begun.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        file = self.path / "trial.json"
+        return read_json(file) if file.is_file() else None
+
+    def write(self, record: Record) -> None:
+        """Write trial.json atomically; the folder is made if necessary."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        files.write(self.path / "trial.json", (json.dumps(record, indent=1) + "\n").encode())
+
+    def begin(self, given: Mapping[str, Any]) -> Record:
+        """Write and return the record of a trial that begins, or goes on, in this process.
+
+        `lost` is true of a trial that has failed because its worker did, for the last time: a
+        resumed study may train it again.
+
+        Args:
+            given: Entries of the record: `params`, `seed` and `rounds`, and where the trial runs.
+        """
+        ends = {"state": "running", "reason": None, "ended": None, "lost": False}
+        new: Record = {"round": 0, "score": None, "loss": None, "seconds": {}}
+        record = {
+            "method": self.method,
+            "index": self.index,
+            **new,
+            "started": now(),
+            "attempts": 1,
+            **(self.read() or {}),
+            **given,
+            **ends,
+        }
+        self.write(record)
+        return record
 
 
-def write_record(study: Path, job: TrainingJob, record: Record) -> None:
-    """Write a job's trial.json atomically; its folder is created if necessary."""
-    folder = study / job.name
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / "trial.json", (json.dumps(record, indent=1) + "\n").encode())
+def of_record(study: Path, record: Record) -> TrialFolder:
+    """Return the folder of the trial of a trial.json."""
+    return TrialFolder(study, record["method"], record["index"])
+
+
+def name_of(record: Record) -> str:
+    """Return the name of the trial of a trial.json."""
+    return of_record(Path(), record).name
+
+
+def winner(records: Iterable[Record]) -> Trial | None:
+    """Return the best finished trial of a method; see `best_trial`."""
+    names = [field.name for field in fields(Trial)]
+    known: list[Record] = [{name: one.get(name) for name in names} for one in records]
+    return best_trial([Trial(**one) for one in known])
 
 
 def now() -> str:
     """Return the local time in ISO format, to the second, with the time zone."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def save_job(study: Path, trial_id: str, job: TrainingJob) -> None:
-    """Write the job of one of Ray Tune's trials to a file, for `load_job`."""
-    (study / "ray").mkdir(exist_ok=True)
-    files.write(study / "ray" / f"{trial_id}.json", json.dumps(asdict(job)).encode())
-
-
-def load_job(study: Path, trial_id: str, params: Mapping[str, Any]) -> TrainingJob:
-    """Return the job of one of Ray Tune's trials, with its present parameters.
-
-    Args:
-        study: Study folder.
-        trial_id: Ray Tune's id of the trial.
-        params: Parameters that the trial has now; population based training changes them.
-    """
-    job = job_from_record(read_json(study / "ray" / f"{trial_id}.json"))
-    return replace(job, params=dict(params))

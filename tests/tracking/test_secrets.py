@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -345,9 +346,11 @@ def test_resumed_study_sends_nothing_to_the_address_of_its_folder(
     mlflow, tmp_path, monkeypatch, capsys
 ):
     """Up to its first trial, and after the last one."""
-    monkeypatch.setattr("flbench.workers.ray_resources.cluster", lambda *_: nullcontext())
+    driver = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr("flbench.workers.ray_resources.cluster", lambda *_: nullcontext(driver))
     trained = []
-    monkeypatch.setattr("flbench.tuning.run.carry_out", lambda *given, **_: trained.append(given))
+    carry_out = "flbench.tuning.search.carry_out"
+    monkeypatch.setattr(carry_out, lambda *given, **_: trained.append(given))
     with foreign_server() as (uri, requests):
         items = [item for item in SMALL if not item.startswith(("tracking.", "engine."))]
         items += ["algorithm=fedavg", f"tracking.uri={uri}", f"tracking.mlflow={mlflow}"]

@@ -4,8 +4,7 @@ import pytest
 
 from flbench.core.errors import ConfigError
 from flbench.results.metrics_file import Row
-from flbench.results.summary import RunningSummary
-from flbench.tuning.deployments import check, scorable, score_at, score_of
+from flbench.tuning.deployments import check, scorable, score_at
 from tests.support import build
 
 
@@ -58,20 +57,19 @@ ROWS = [
 def test_score_is_the_validation_metric_of_the_deployment():
     assert score_at(ROWS, 2, "accuracy", "personal", 4) == 0.5
     assert score_at(ROWS, 4, "accuracy", "stored", 4) == 0.7
-    assert score_of(RunningSummary(ROWS), "accuracy", "stored", 4) == 0.7
-    assert score_of(RunningSummary(ROWS), "macro_f1", "stored", 4) == 0.3
-    assert score_of(RunningSummary(ROWS), "accuracy", "personal", 4) == 0.6
+    assert score_at(ROWS, 4, "accuracy", "stored", 4) == 0.7
+    assert score_at(ROWS, 4, "macro_f1", "stored", 4) == 0.3
+    assert score_at(ROWS, 4, "accuracy", "personal", 4) == 0.6
 
 
 def test_personal_models_score_until_a_later_stage_has_the_deployment():
     assert score_at(ROWS, 2, "accuracy", "stored", 4) == 0.5
-    assert score_of(RunningSummary(ROWS[:3]), "accuracy", "stored", 4) == 0.5
 
 
 def test_finished_trial_without_the_deployment_has_no_score():
-    assert score_of(RunningSummary(ROWS), "accuracy", "head", 4) is None
-    assert score_of(RunningSummary(ROWS), "accuracy", "head", 6) == 0.6
+    assert score_at(ROWS, 4, "accuracy", "head", 4) is None
+    assert score_at(ROWS, 4, "accuracy", "head", 6) == 0.6
 
 
 def test_score_is_none_before_the_first_evaluation():
-    assert score_of(RunningSummary([]), "accuracy", "personal", 4) is None
+    assert score_at(ROWS, 1, "accuracy", "personal", 4) is None

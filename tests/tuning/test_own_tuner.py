@@ -96,7 +96,7 @@ def test_trial_that_is_killed_and_restored_ends_as_a_run(cluster, alone, tmp_pat
     frame = grid.get_dataframe()
     assert {f"config/{RATE}", f"config/{MU}", "trial_id", "time_total_s"} <= set(frame.columns)
     with good.checkpoint.as_directory() as folder:
-        saved = digest([load_file(Path(folder) / "trial.safetensors")])
+        saved = digest([load_file(Path(folder) / "checkpoints" / "last.safetensors")])
     assert saved == digest([load_file(alone.path / "checkpoints" / "last.safetensors")])
 
 

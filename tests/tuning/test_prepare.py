@@ -56,7 +56,7 @@ def begin(tmp_path):
         ("--algo", "ft", "--deployment", "gm"),
         ("--algo", "fedavg", "train.early_stopping.patience=3"),
         ("--algo", "fedavg", "--vary", "partition"),
-        ("--algo", "fedavg", "--scheduler", "pbt", "--search", "grid"),
+        ("--algo", "fedavg", "--scheduler", "pbt"),
         ("--algo", "hfcd", "--search", "grid"),
         ("--algo", "fedavg", "partition.split=[0.8,0.0,0.2]"),
         ("--algo", "fedavg", "train.optimizer.lr=0.1"),
@@ -80,7 +80,7 @@ OWN = "evaluation.metrics.{}.source=tests.api.own_parts:{}"
 def test_metric_of_the_users_own_can_score_trials(begin, metric):
     _, prepared = begin("fedavg", more=(OWN.format("right", "accuracy"),), metric=metric)
 
-    assert prepared.settings.metric == metric
+    assert prepared.request.metric == metric
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,15 @@ def test_reopened_study_is_the_one_that_was_begun(begin):
     again = prepare.reopen(folder, {"concurrent": 1})
 
     assert again.resources.concurrent == 1
-    assert again.budget == first.budget  # and so Optuna's batches
-    assert again.settings == first.settings
+    assert again.batch == first.batch
+    for option in ("trials", "search", "scheduler", "metric", "deployment"):
+        assert getattr(again.request, option) == getattr(first.request, option)
     assert again.spaces["fedcpmd"].parameters == first.spaces["fedcpmd"].parameters
     assert again.configs["fedcpmd"].tree() == first.configs["fedcpmd"].tree()
     assert prepare.reopen(folder, {}).resources == first.resources
-    samplers = (each.samplers()["fedcpmd"] for each in (first, again))
-    assert len({repr(sampler.propose([], 2)) for sampler in samplers}) == 1
+    proposed = [each.proposals()["fedcpmd"].given({}) for each in (first, again)]
+    assert proposed[0] == proposed[1]
+    assert len(proposed[0]) == 2
 
 
 @pytest.mark.slow
@@ -173,8 +175,8 @@ def test_reopened_study_keeps_its_deployment(begin):
     folder, first = begin("ft", "fedbabu", deployment="noft")
     header = json.loads((folder.path / "study.json").read_text())
 
-    assert header["deployment"] == first.settings.deployment == "noft"
-    assert prepare.reopen(folder, {}).settings == first.settings
+    assert header["deployment"] == first.request.deployment == "noft"
+    assert prepare.reopen(folder, {}).request.deployment == "noft"
 
 
 @pytest.mark.slow
@@ -193,8 +195,7 @@ def test_reopened_study_asks_for_its_metric_again(begin):
     ("changes", "said"),
     [
         ({"partition_hash": "0" * 64}, "their partition is another one"),
-        ({"request": {}}, "damaged"),
-        ({"request": {"colour": 1}}, "damaged"),
+        ({"batch": None, "trials": "many"}, "`trials`"),
         ({"methods": None}, "damaged"),
     ],
 )

@@ -1,13 +1,14 @@
 """The progress that a study prints while it runs."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from flbench.tuning import progress_table as boards
 from flbench.tuning.progress_table import ProgressTable
-from flbench.tuning.study import TrainingJob
+from flbench.tuning.study import TrialFolder
 
 
 @pytest.fixture
@@ -19,8 +20,13 @@ def progress(monkeypatch):
     return made
 
 
-def ended(job, **changes):
-    return job.record(10) | {"state": "finished", "round": 10, "score": 0.5} | changes
+def trial_of(method, index):
+    return TrialFolder(Path(), method, index)
+
+
+def ended(trial, **changes):
+    record = {"method": trial.method, "index": trial.index, "reason": None, "loss": None}
+    return record | {"state": "finished", "round": 10, "score": 0.5} | changes
 
 
 def said(progress):
@@ -29,7 +35,7 @@ def said(progress):
 
 def test_time_left_leaves_out_what_came_before_the_first_trial(progress):
     """40 rounds in all, one a second from the first report on."""
-    job = TrainingJob("a", 0, 0, {})
+    job = trial_of("a", 0)
     progress.clock[0] += 60  # processes start
     progress.update(job, 0)
     progress.clock[0] += 10
@@ -41,9 +47,9 @@ def test_time_left_leaves_out_what_came_before_the_first_trial(progress):
 
 
 def test_time_left_of_a_resumed_study_depends_on_its_own_rounds_only(progress):
-    searched = [TrainingJob("a", k, 0, {}) for k in range(2)]
+    searched = [trial_of("a", k) for k in range(2)]
     progress.add_ended([ended(job, score=0.5 + job.index / 10) for job in searched])
-    job = TrainingJob("b", 0, 0, {})
+    job = trial_of("b", 0)
     progress.update(job, 0)
     progress.clock[0] += 5
     progress.update(job, 5)
@@ -55,9 +61,9 @@ def test_time_left_of_a_resumed_study_depends_on_its_own_rounds_only(progress):
 
 def test_time_left_expects_that_trials_are_stopped_as_early_as_before(progress):
     """Two of four trials were stopped after 2 rounds, a second each."""
-    progress.update(TrainingJob("a", 0, 0, {}), 0)
+    progress.update(trial_of("a", 0), 0)
     for method in ("a", "b"):
-        job = TrainingJob(method, 0, 0, {})
+        job = trial_of(method, 0)
         progress.clock[0] += 2
         progress.update(job, 2)
         progress.end(ended(job, state="stopped", round=2))
@@ -66,7 +72,7 @@ def test_time_left_expects_that_trials_are_stopped_as_early_as_before(progress):
 
 
 def test_time_left_counts_what_an_interrupted_trial_had_done_as_done(progress):
-    job = TrainingJob("a", 0, 0, {})
+    job = trial_of("a", 0)
     progress.add_interrupted([ended(job, state="running", round=8)])
     progress.update(job, 9)
     progress.clock[0] += 3

@@ -9,9 +9,10 @@ import pytest
 import flbench as fl
 from flbench.api import studies
 from flbench.cli.app import main
-from flbench.tuning import plan, tables
 from flbench.tuning import study_page as results_of
+from flbench.tuning import tables
 from flbench.tuning.failures import find_failures
+from flbench.tuning.study import winner
 from tests.support import pictures_in_pages
 from tests.tuning.studies import DEFAULTS, begin, cell, trial, write
 
@@ -325,7 +326,7 @@ def test_one_trial_wins_everywhere(tmp_path):
 
     write_page(folder)
 
-    assert plan.winner(records).index == 2
+    assert winner(records).index == 2
     assert fl.Study(folder).best("hfcd").index == 2
     assert fl.Study(folder).trials["loss"].tolist() == list(losses)
     assert json.loads(texts(folder)["results.json"])["methods"]["hfcd"]["winner"]["index"] == 2

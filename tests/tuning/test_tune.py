@@ -26,7 +26,6 @@ from flbench.core.tree import digest
 from flbench.experiment import lifecycle
 from flbench.results import metrics_file
 from flbench.tuning import prepare
-from flbench.tuning.samplers import Observation
 from flbench.tuning.study import StudyFolder
 from tests.support import SMALL
 
@@ -57,7 +56,7 @@ def record_of(study: Path, name: str) -> dict[str, Any]:
 
 
 def records(study: Path) -> dict[str, dict[str, Any]]:
-    names = [file.parent.relative_to(study) for file in sorted(study.glob("*/*/*/trial.json"))]
+    names = [file.parent.relative_to(study) for file in sorted(study.glob("trials/*/*/trial.json"))]
     return {name.as_posix(): record_of(study, name.as_posix()) for name in names}
 
 
@@ -89,25 +88,23 @@ def last_validation_accuracy(run: Path) -> float:
     return last
 
 
-def assert_is_what_a_plain_loop_finds(study: Path, trials: int, concurrent: int, out: Path) -> None:
+def assert_is_what_a_plain_loop_finds(study: Path, trials: int, out: Path) -> None:
     """Compare a study with a loop that proposes parameters and trains them by `flbench run`."""
     with closing(StudyFolder.reopen(study)) as folder:
         prepared = prepare.reopen(folder, {})
-    for method, sampler in prepared.samplers().items():
-        history: list[Observation] = []
-        while len(history) < trials:
-            count = min(sampler.batch(concurrent) or trials, trials - len(history))
-            for params in sampler.propose(history, count):
-                name = f"trials/{method}/{len(history):03}"
+    for method, proposals in prepared.proposals().items():
+        known: dict[int, dict[str, Any]] = {}
+        while len(known) < trials:
+            for index, params in enumerate([*proposals.given(known)][len(known) :], len(known)):
+                name = f"trials/{method}/{index:03}"
                 record, run = record_of(study, name), run_of(study, name, out / name)
                 assert record["params"] == params
                 assert record["score"] == last_validation_accuracy(run)
                 assert weights_in(study / name) == weights_in(run)
-                values = (record[key] for key in ("params", "state", "score", "round"))
-                history.append(Observation(*values))
-        losses = [record_of(study, f"trials/{method}/{k:03}")["loss"] for k in range(trials)]
-        best, _ = min(zip(history, losses, strict=True), key=lambda pair: (-pair[0].score, pair[1]))
-        for label, params in ((method, history[0].params), (f"{method} tuned", best.params)):
+                known[index] = record
+        scores = {k: (-one["score"], one["loss"]) for k, one in known.items()}
+        best = known[min(scores, key=scores.__getitem__)]["params"]
+        for label, params in ((method, known[0]["params"]), (f"{method} tuned", best)):
             name = cell_of(study, label)
             config = yaml.safe_load((study / name / "config.yaml").read_text())
             assert {key: leaves(config)[key] for key in params} == params
@@ -153,8 +150,9 @@ def terminate_all(process: subprocess.Popen[str]) -> None:
 def assert_is_complete(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All files are there, no trial saw the test data, and resuming only writes the report."""
     assert all(record["state"] == "finished" for record in records(study).values())
-    for name in ("report.html", "methods/fedavg.yaml", "comparison.json"):
+    for name in ("study.json", "comparison.json", "report.html", "methods/fedavg.yaml"):
         assert (study / name).stat().st_size
+    assert not (study / "search").exists()  # nothing of Ray Tune's is needed any more
     for file in study.glob("trials/*/*/metrics.csv"):
         assert not {row.split for row in metrics_file.read(file)} & {"test", "common"}
     assert list(study.glob("cells/*/summary.json"))
@@ -203,7 +201,7 @@ def test_study_that_is_stopped_and_killed_ends_as_a_plain_loop(
     assert_is_complete(study, capsys)
     assert len(records(study)) == 2 * 3
     assert len(list(study.glob("cells/*/summary.json"))) == 2 * 2
-    assert_is_what_a_plain_loop_finds(study, 3, concurrent, tmp_path / "runs")
+    assert_is_what_a_plain_loop_finds(study, 3, tmp_path / "runs")
     assert all(
         (study / name / "trial.json").stat().st_mtime_ns == when for name, when in untouched.items()
     )
@@ -291,32 +289,6 @@ def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, t
     for name in records(study):  # the sequential engine gives the same bits, and starts no Ray
         plain = "engine.name=sequential"
         assert weights_in(study / name) == weights_of_a_run(study, name, tmp_path / name, plain)
-
-
-@pytest.mark.full
-def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
-    more = ("--scheduler", "pbt", "--trials", "3", "--seeds", "0", "--jobs", "1")
-    more = (*more, "train.rounds=10", "train.local_epochs=2", "output.keep_trials=best")
-    study = tune(tmp_path / "out", "fedavg", *more)
-
-    trials = records(study)
-    best = max(trials, key=lambda name: (trials[name]["score"], -trials[name]["index"]))
-    assert [path.parent for path in study.glob("trials/*/*/checkpoints")] == [study / best]
-    assert not list(study.glob("ray/*/"))  # where Ray Tune has the states that were exchanged
-    assert weights_in(study / best)
-    assert all(record["state"] == "finished" for record in trials.values())
-    assert all(record["attempts"] == 1 for record in trials.values())
-    assert trials["trials/fedavg/000"]["params"] == {"train.optimizer.lr": 0.01}
-    from flbench.tuning.library import built_in
-    from flbench.tuning.samplers import RandomSampler
-
-    drawn = RandomSampler(built_in("fedavg", rounds=10), {"train.optimizer.lr": 0.01}, 0)
-    assert any(record["params"] != drawn.trial(record["index"]) for record in trials.values()), (
-        "nothing was exchanged"
-    )
-    for file in study.glob("trials/*/*/metrics.csv"):
-        rounds = [row.round for row in metrics_file.read(file) if row.metric == "loss"]
-        assert rounds == list(range(1, 11))
 
 
 @pytest.mark.full

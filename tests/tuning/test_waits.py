@@ -10,7 +10,7 @@ from flbench.workers.ray_resources import Resources
 pytest.importorskip("ray")
 
 from flbench.tuning import waits as module
-from flbench.tuning.callbacks import StudyStopped, TuneCallbacks
+from flbench.tuning.search import Events, StudyStopped
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def test_a_wait_is_never_silent_for_half_a_minute_and_ends_the_study(clock):
 
     clock.now = 61.0
     trial = SimpleNamespace(PENDING="PENDING", RUNNING="RUNNING", status="PENDING", trial_id="x")
-    queue = SimpleNamespace(jobs={"x": SimpleNamespace(name="fedavg/0000")})
+    search = SimpleNamespace(trials={"x": SimpleNamespace(name="fedavg/0000")})
     with pytest.raises(StudyStopped, match=r"fedavg/0000.*wait_seconds"):
-        TuneCallbacks(queue, None, waits).on_step_begin(1, [trial])
+        Events(search, None, waits).on_step_begin(1, [trial])
 
 
 def test_a_trial_that_runs_begins_the_wait_anew(clock):

@@ -158,22 +158,22 @@ def test_an_actor_that_cannot_begin_is_no_loss(nodes):
 @pytest.mark.filterwarnings("ignore:.*")  # notes about the data
 def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeypatch, capsys):
     """Memory runs out at first; then one of two nodes is lost on which the trial has a worker."""
-    from flbench.tuning import prepare, run, waits
+    from flbench.tuning import prepare, search, waits
     from flbench.tuning.request import TuneRequest
 
-    fit, failed = run._fit, []
+    fit, failed = search.tune.Tuner.fit, []
 
-    def fit_later(*given):
+    def fit_later(tuner):
         """Fail once, as Ray Tune does if Ray's memory monitor ends a worker that it waits for."""
         if not failed:
             failed.append(
                 RuntimeError("Caught unexpected exception: the node running low on memory")
             )
             raise failed[0]
-        fit(*given)
+        return fit(tuner)
 
-    monkeypatch.setattr(run, "_fit", fit_later)
-    monkeypatch.setattr(run, "quiet", lambda: None)  # the environment is that of later tests
+    monkeypatch.setattr(search.tune.Tuner, "fit", fit_later)
+    monkeypatch.setattr(search, "quiet", lambda: None)  # the environment is that of later tests
     monkeypatch.setattr(waits, "LOOK", 1.0)
     monkeypatch.setattr(waits, "HOLD", 0.5)
     keys = ["train.rounds=30", "evaluation.every=1", "engine.name=ray", "engine.workers=2"]
@@ -194,7 +194,7 @@ def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeyp
         ray.init(address=nodes.address, log_to_driver=False)
     prepared = prepare.prepare(asked, layers_of("fedavg", more=keys))
     study = prepare.create(prepared, ["flbench", "tune"])
-    run.train(study, prepared)
+    search.train(study, prepared)
     study.close()
     losing.join()
     [trial] = study.path.glob("trials/fedavg/*/metrics.csv")

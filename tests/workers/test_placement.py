@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -32,8 +33,7 @@ pytest.importorskip("ray.tune")
 
 from flbench.engine import ray as ray_engine  # noqa: E402
 from flbench.jobs.launchers import launcher, ray_actors  # noqa: E402
-from flbench.tuning import run  # noqa: E402
-from flbench.tuning.worker import TrialWorker  # noqa: E402
+from flbench.tuning import search, trial  # noqa: E402
 from flbench.workers.ray_resources import cluster  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -86,15 +86,10 @@ def on_each(found: list[dict]) -> dict[tuple[str, str], list[dict]]:
     return by_device
 
 
-class RecordingTrial(TrialWorker):
-    """Trains a trial on the CPU, and records its assignment."""
-
-    folder: Path
-    together: int
-
-    def step(self):
-        with recorded(self.folder, self.trial_id, self.together):
-            return super().step()
+def recording_trial(config, *, seen, together, **given):
+    """Train a trial on the CPU, and record its assignment."""
+    with recorded(seen, str(config["index"]), together):
+        trial.of_study(config, **given)
 
 
 class RecordingActor:
@@ -167,10 +162,11 @@ def trained_cells(folder: Path, count: int, resources: Resources) -> None:
 @pytest.mark.full  # eight processes of Ray at once take the whole machine for more than a minute
 def test_trials_with_a_quarter_of_a_gpu_are_four_on_each(two_devices, tmp_path, monkeypatch):
     """12 trials, all asked for at once: 8 run, and the others follow in their processes."""
-    RecordingTrial.folder, RecordingTrial.together = tmp_path / "seen", 8
-    RecordingTrial.folder.mkdir()
-    monkeypatch.setattr(run, "TrialWorker", RecordingTrial)
-    monkeypatch.setattr(run, "quiet", lambda: None)  # the environment is that of later tests
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    recording = partial(recording_trial, seen=seen, together=8)
+    monkeypatch.setattr(search, "of_study", recording)
+    monkeypatch.setattr(search, "quiet", lambda: None)  # the environment is that of later tests
     asked = TuneRequest(
         ("fedavg",), trials=12, seeds=0, scheduler="none", concurrent=12, out=tmp_path / "studies"
     )
@@ -178,11 +174,11 @@ def test_trials_with_a_quarter_of_a_gpu_are_four_on_each(two_devices, tmp_path, 
     prepared = replace(prepared, resources=replace(prepared.resources, gpus=0.25))
     folder = prepare.create(prepared, ["flbench", "tune"])
     try:
-        run.train(folder, prepared, shown=False)
+        search.train(folder, prepared, shown=False)
         states = Counter(record["state"] for record in folder.records())
     finally:
         folder.close()
-    found = assignments(RecordingTrial.folder)
+    found = assignments(seen)
     devices = on_each(found)
     assert states == {"finished": 12}
     assert len(found) == 12

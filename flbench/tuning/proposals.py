@@ -1,0 +1,134 @@
+"""The parameters of the trials of a method, which Optuna proposes."""
+
+import math
+from collections.abc import Mapping
+from hashlib import sha256
+from itertools import islice
+from typing import Any, Final
+
+from flbench.core.errors import ConfigError
+from flbench.core.rng import generator
+from flbench.tuning.search_space import Params, Space
+from flbench.tuning.study import ENDS, Record
+
+LEAST, MOST, SHARE = 4, 10, 3
+"""TPE draws one trial in SHARE at random, at least LEAST and at most MOST of them."""
+CANDIDATES: Final = 24
+"""Optuna's default of TPE. It is given to Optuna, as all that proposals depend on."""
+COUNTED: Final = 20_000  # an error message counts the combinations of a grid up to this number
+
+
+class Proposals:
+    """Proposes the trials of a method: the default parameters first, then those of Optuna.
+
+    Trials are asked for in batches, and their results are told when all trials so far have ended:
+    proposals depend on seed and results, not on when these came. A search that does not learn has
+    one batch. A stopped trial ranks below all finished ones, and higher the more rounds it has
+    done; one that diverged or failed ranks lowest.
+
+    Args:
+        search: Name of the search: random, grid or optuna.
+        space: Search space.
+        defaults: Parameters of trial 0.
+        seed: Seed of the search.
+        trials: Number of trials, with the default trial.
+        batch: Number of trials that TPE proposes at once.
+
+    Raises:
+        ConfigError: A grid has more combinations than there are trials, or Optuna is not installed.
+    """
+
+    def __init__(
+        self, search: str, space: Space, defaults: Params, *, seed: int, trials: int, batch: int
+    ) -> None:
+        optuna = _optuna()
+        name = int.from_bytes(sha256(space.method.encode()).digest()[:8], "big")
+        own = int(generator(seed, "search", name).integers(2**31))
+        sampler = optuna.samplers.RandomSampler(seed=own)
+        if search == "optuna":
+            sampler = optuna.samplers.TPESampler(
+                seed=own,
+                n_startup_trials=min(max(LEAST, trials // SHARE), MOST),
+                n_ei_candidates=CANDIDATES,
+                multivariate=True,  # parameters that all trials have are drawn together
+                group=False,
+                constant_liar=True,  # the trials of a batch differ
+            )
+        self._space, self._defaults, self._trials = space, defaults, trials
+        self._batch = batch if search == "optuna" else trials
+        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._pruned = optuna.trial.TrialState.PRUNED
+        points = grid(space, defaults, trials) if search == "grid" else []
+        for point in (space.inside(defaults), *points):
+            self._study.enqueue_trial(point)
+        self._asked: list[Any] = []  # trials of Optuna
+        self._told = 0
+        self._params: list[Params] = []
+
+    def given(self, records: Mapping[int, Record]) -> list[Params]:
+        """Return the parameters of the trials that can begin by now, or have begun.
+
+        Args:
+            records: What is known of trials, by their index.
+        """
+        while len(self._asked) < self._trials:
+            known = [records.get(index) for index in range(len(self._asked))]
+            if any(one is None or one["state"] not in ENDS for one in known):
+                break
+            for index in range(self._told, len(self._asked)):
+                self._tell(self._asked[index], records[index])
+            self._told = len(self._asked)
+            for _ in range(min(self._batch, self._trials - self._told)):
+                trial = self._study.ask()
+                self._asked.append(trial)
+                self._params.append(self._space.suggest(trial, self._defaults))
+        return self._params
+
+    def _tell(self, trial: Any, record: Record) -> None:
+        """Tell Optuna how a trial has ended."""
+        score, state = record["score"], record["state"]
+        is_known = score is not None and math.isfinite(score)
+        if state == "finished" and is_known:
+            self._study.tell(trial, score)
+            return
+        if state == "stopped" and is_known:
+            trial.report(score, record["round"])
+        self._study.tell(trial, state=self._pruned)
+
+
+def grid(space: Space, defaults: Params, trials: int) -> list[Params]:
+    """Return every combination of the grid values of a space, without the default parameters.
+
+    Raises:
+        ConfigError: There are more than the trials besides the default one.
+    """
+    others = (params for params in space.grid() if params != defaults)
+    found = list(islice(others, trials))
+    if len(found) >= trials:
+        count = trials + sum(1 for _ in islice(others, COUNTED))
+        more = "at least " if count >= trials + COUNTED else ""
+        sizes = ", ".join(f"{p} {len(kind.grid())}" for p, kind in space.parameters.items())
+        raise ConfigError(
+            f"`search=grid`: the grid of `{space.method}` ({space.source}) has {more}{count:,}"
+            f" combinations besides the defaults, and `trials` is {trials}. Values of each:"
+            f" {sizes}. Set `trials` to {more}{count + 1:,}, set a key yourself, which takes it"
+            " out of the search, or use `search=random`."
+        )
+    return found
+
+
+def _optuna() -> Any:
+    """Import Optuna, which would announce every study.
+
+    Raises:
+        ConfigError: Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError(
+            "a search needs the package `optuna`, which is not installed: pip install"
+            " 'flbench[tune]'"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

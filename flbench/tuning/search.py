@@ -1,0 +1,541 @@
+"""The search of a study: Ray Tune trains the trials that Optuna proposes.
+
+A resumed study does the same search again: the same seed and the results so far, which are in the
+folders of the trials, give the same proposals, and a trial that was interrupted goes on from its
+checkpoint. Nothing of Ray Tune's own state is needed for it.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, redirect_stderr
+from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import ray
+from numpy.typing import NDArray
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
+
+from flbench.config.sources import Layer
+from flbench.core.errors import RunError, UserError
+from flbench.results import metrics_file
+from flbench.tuning.deployments import score_at
+from flbench.tuning.prepare import PreparedStudy
+from flbench.tuning.progress_table import ProgressTable
+from flbench.tuning.proposals import Proposals
+from flbench.tuning.ray_tune import Reservations, bundles, quiet, reason_of
+from flbench.tuning.reported import of_deployment
+from flbench.tuning.request import FACTOR, grace_of
+from flbench.tuning.study import ENDS, Record, StudyFolder, TrialFolder, now, of_record, winner
+from flbench.tuning.trial import WORST, Base, of_study
+from flbench.tuning.waits import Waits
+from flbench.workers import ray_session
+from flbench.workers.actor_pool import OUT_OF_MEMORY, check_unchanged, digest, why_lost
+from flbench.workers.pool import LostError
+from flbench.workers.portable import portable
+from flbench.workers.ray_driver import RayDriver
+
+
+def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
+    """Whether every trial of a study has ended."""
+    ended = sum(record["state"] in ENDS for record in folder.records())
+    return ended >= len(prepared.spaces) * prepared.request.trials
+
+
+def begin_again(folder: StudyFolder) -> None:
+    """Let trials of a resumed study begin again that have failed because their worker did.
+
+    They do so if their method has no winner. Otherwise another trial could win after the trainings
+    of the winner.
+    """
+    for record in _lost(folder):
+        again = {"state": "running", "reason": None, "ended": None, "lost": False}
+        of_record(folder.path, record).write(record | again)
+
+
+def how_to_resume(folder: StudyFolder, prepared: PreparedStudy) -> str | None:
+    """Return the command that trains again what has failed because its worker did; None if nothing.
+
+    It has half as many trials at once if memory was the reason.
+    """
+    reasons = [str(record["reason"]) for record in _lost(folder)]
+    if not reasons:
+        return None
+    if not any("memory" in reason for reason in reasons):
+        return folder.resume_command
+    return _with_fewer(folder, prepared)
+
+
+def _with_fewer(folder: StudyFolder, prepared: PreparedStudy) -> str:
+    """Return the command that resumes a study with half as many trials at once, at least one."""
+    command, fewer = folder.resume_command, max(1, prepared.resources.concurrent // 2)
+    if command.endswith(")"):  # a call of fl.resume
+        return f"{command[:-1]}, jobs={fewer})"
+    return f"{command} --jobs {fewer}"
+
+
+def _lost(folder: StudyFolder) -> list[Record]:
+    """Return the records of the trials that `begin_again` lets begin again."""
+    records = list(folder.records())
+    methods = {record["method"] for record in records}
+    won = {name for name in methods if winner(one for one in records if one["method"] == name)}
+    return [one for one in records if one.get("lost") and one["method"] not in won]
+
+
+Seen = tuple[str, int, int, float]
+"""An evaluation of a trial: method, number of the trial, rounds done, score."""
+
+
+def carry_out(
+    driver: RayDriver, folder: StudyFolder, prepared: PreparedStudy, *, shown: bool = True
+) -> None:
+    """Train the trials of a study that have not ended, in the process of a driver.
+
+    Args:
+        driver: The driver, which is that of `ray_resources.cluster(prepared.resources)`.
+        folder: Study folder.
+        prepared: The study.
+        shown: Whether to show the progress.
+
+    Raises:
+        UserError: A trial that has begun has other parameters than Optuna proposes now.
+        RunError: Ray Tune stopped before the end, trials waited too long for resources, a server
+            of Ray was lost, or a trial changed the shared samples.
+    """
+    federation = prepared.federation
+    sent = replace(prepared, federation=federation.without_samples())
+    given = portable(sent, cloudpickle.dumps), driver.shared(federation.x.numpy())
+    # The process prints on the standard error of this one, unless a notebook or the program has
+    # redirected it: this process then prints the lines of a file.
+    is_redirected = sys.stderr is not sys.__stderr__
+    with NamedTemporaryFile("r", encoding="utf-8") as lines:
+
+        def show() -> None:
+            sys.stderr.write(lines.read())
+
+        try:
+            driver.call(
+                *(_carried_out, folder.path, folder.resume_command, *given, shown),
+                lines.name if is_redirected else None,
+                meanwhile=show,
+            )
+        finally:
+            show()
+
+
+def _carried_out(
+    path: Path,
+    resume: str,
+    sent: PreparedStudy,
+    samples: NDArray[Any],
+    shown: bool,
+    lines: str | None,
+) -> None:
+    """Train the trials of a study, which has been sent to this process without its samples."""
+    prepared = replace(sent, federation=sent.federation.with_samples(samples))
+    with ExitStack() as context:
+        context.enter_context(prepared.parcel.opened())
+        if lines is not None:
+            file = context.enter_context(open(lines, "a", encoding="utf-8", buffering=1))
+            context.enter_context(redirect_stderr(file))
+        train(StudyFolder(path, resume), prepared, shown=shown)
+
+
+def train(folder: StudyFolder, prepared: PreparedStudy, *, shown: bool = True) -> None:
+    """Train the trials of a study on the cluster to which this process is connected."""
+    quiet()
+    request = prepared.request
+    progress = ProgressTable(
+        methods=tuple(prepared.spaces),
+        metric=of_deployment(request.metric, request.deployment),
+        trials=request.trials,
+        rounds=prepared.config.train.rounds,
+    )
+    progress.console.quiet = not shown
+    progress.add_ended(record for record in folder.records() if record["state"] in ENDS)
+    losses: list[str] = []  # why Ray Tune has ended before its trials, by Ray's memory monitor
+    with progress.live():
+        while not is_over(folder, prepared):
+            left = [record for record in folder.records() if record["state"] not in ENDS]
+            progress.add_interrupted(left)
+            _fit(folder, prepared, progress, losses)
+
+
+def _fit(
+    folder: StudyFolder, prepared: PreparedStudy, progress: ProgressTable, losses: list[str]
+) -> None:
+    """Let Ray Tune train what is left, until the end, or until it must begin again without a node.
+
+    `losses` says why Ray Tune has ended before its trials; a reason is added.
+    """
+    samples = prepared.federation.x.numpy()
+    sha256, storage = digest(samples), folder.path / "search"
+    search, scheduler = _search(folder, prepared, progress)
+    events = Events(search, progress, Waits(prepared.resources, progress.note))
+    shutil.rmtree(storage, ignore_errors=True)
+    try:
+        _tuner(folder, prepared, sha256, storage, search, scheduler, events).fit()
+    except StudyStopped as stopped:
+        if not events.begins_again:
+            raise LostError(str(stopped)) from None
+    except tune.TuneError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise RunError(f"Ray Tune failed ({last}). Resume with: {folder.resume_command}") from error
+    except RuntimeError as error:
+        # Ray Tune does not expect this error of a worker that it waits for.
+        if OUT_OF_MEMORY not in str(error) or ray_session.are_lost():
+            raise
+        losses.append(why_lost(ray.exceptions.OutOfMemoryError(str(error))))
+        if len(losses) > prepared.resources.retries:
+            raise RunError(
+                f"a trial failed: {losses[-1]} This happened {len(losses)} times. Resume with:"
+                f" {_with_fewer(folder, prepared)}"
+            ) from error
+        progress.note(
+            f"a trial failed: {losses[-1]} All trials that have begun continue from their last"
+            " checkpoints."
+        )
+        events.begins_again = True
+    if events.begins_again:
+        Reservations.release()
+        return
+    search.remove_leftovers()  # a worker may have saved a trial after it was stopped
+    shutil.rmtree(storage, ignore_errors=True)
+    if search.refused is not None:
+        raise search.refused
+    if not is_over(folder, prepared):
+        raise LostError("Ray Tune stopped before the end.")
+    check_unchanged(samples, sha256)
+
+
+def _search(
+    folder: StudyFolder, prepared: PreparedStudy, progress: ProgressTable
+) -> tuple["Search", "Halving | None"]:
+    """Return what hands out the trials, and what stops them; None if nothing does."""
+    request, config, scheduler = prepared.request, prepared.config, None
+    if request.scheduler == "asha":
+        grace = grace_of(config.train.rounds, config.evaluation_period)
+        seen = seen_in(folder, prepared)
+        scheduler = Halving(prepared.spaces, rounds=config.train.rounds, grace=grace, seen=seen)
+    search = Search(
+        folder,
+        prepared.proposals(),
+        trials=request.trials,
+        common={"seed": config.seed, "rounds": config.train.rounds},
+        on_end=progress.end,
+        was_stopped=lambda *one: scheduler is not None and one in scheduler.stopped,
+        keeps_all=config.output.keep_trials == "all",
+    )
+    return search, scheduler
+
+
+def _tuner(
+    folder: StudyFolder,
+    prepared: PreparedStudy,
+    sha256: str,
+    storage: Path,
+    search: "Search",
+    scheduler: "Halving | None",
+    events: "Events",
+) -> tune.Tuner:
+    """Return the Tuner of a study; Ray keeps one copy of the samples for all trials."""
+    resources, federation = prepared.resources, prepared.federation
+    function = tune.with_parameters(
+        of_study,
+        study=folder.path,
+        bases=_bases(folder, prepared, sha256),
+        metric=prepared.request.metric,
+        samples=federation.x.numpy(),
+        rest=federation.without_samples(),
+    )
+    return tune.Tuner(
+        tune.with_resources(function, bundles(resources, Reservations)),
+        tune_config=tune.TuneConfig(
+            search_alg=search,
+            scheduler=scheduler,
+            num_samples=-1,
+            max_concurrent_trials=resources.concurrent,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            name=storage.name,
+            storage_path=str(storage.parent),
+            failure_config=tune.FailureConfig(max_failures=resources.retries),
+            callbacks=[events],
+            verbose=0,
+        ),
+    )
+
+
+def _bases(folder: StudyFolder, prepared: PreparedStudy, sha256: str) -> dict[str, Base]:
+    """Return what all trials of a method have in common, by method."""
+    files = tuple((folder.path / f"partition.{kind}").read_bytes() for kind in ("npz", "json"))
+    return {
+        method: Base(
+            Layer(config.tree(), prepared.origins[method]),
+            (files[0], files[1]),
+            prepared.request.deployment,
+            sha256,
+            prepared.parcel,
+            folder.resume_command,
+        )
+        for method, config in prepared.configs.items()
+    }
+
+
+class Search(Searcher):  # type: ignore[misc]
+    """Hands out the trials of all methods, one method after the other, and records how they end.
+
+    Args:
+        folder: Study folder.
+        proposals: What proposes the trials of each method.
+        trials: Number of trials of each method.
+        common: Entries that all records of trials have.
+        on_end: Function that gets the record of each trial that has ended.
+        was_stopped: Function that returns whether the scheduler has stopped a trial. Ray Tune may
+            end one early because its worker died; that one is handed out again.
+        keeps_all: Whether the checkpoints of trials that have lost are kept.
+
+    Attributes:
+        trials: Folders of trials by Ray Tune's id.
+        refused: Why nothing is handed out any more; None if nothing is wrong.
+    """
+
+    def __init__(
+        self,
+        folder: StudyFolder,
+        proposals: Mapping[str, Proposals],
+        *,
+        trials: int,
+        common: Record,
+        on_end: Callable[[Record], None],
+        was_stopped: Callable[[str, int], bool] = lambda method, index: False,
+        keeps_all: bool = False,
+    ) -> None:
+        super().__init__()
+        self._study, self._proposals, self._each = folder.path, proposals, trials
+        self._common, self._on_end, self._keeps_all = common, on_end, keeps_all
+        self._was_stopped = was_stopped
+        self._records: dict[str, dict[int, Record]] = {method: {} for method in proposals}
+        for record in folder.records():
+            self._records[record["method"]][record["index"]] = record
+        self._begun: set[str] = set()
+        self.trials: dict[str, TrialFolder] = {}
+        self.refused: UserError | None = None
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """Return the config of the next trial; None while other trials must end first."""
+        is_over = True
+        for method, proposals in self._proposals.items():
+            records, given = self._records[method], proposals.given(self._records[method])
+            for index, params in enumerate(given):
+                trial, record = TrialFolder(self._study, method, index), records.get(index)
+                if record is not None and record["params"] != params:
+                    self.refused = UserError(
+                        f"{trial.path} began with {record['params']}, and Optuna proposes {params}"
+                        " now: this is another version of it. Resume with that one, or start a new"
+                        " study."
+                    )
+                    return str(Searcher.FINISHED)
+                if trial.name in self._begun or (record and record["state"] in ENDS):
+                    continue
+                self._begun.add(trial.name)
+                self.trials[trial_id] = trial
+                return {"method": method, "index": index, "params": params}
+            ended = sum(record["state"] in ENDS for record in records.values())
+            is_over &= ended == self._each
+        return str(Searcher.FINISHED) if is_over else None
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Record how a trial ended: as its worker wrote, or that it was stopped or failed."""
+        if error and ray_session.are_lost():
+            return  # a resumed study continues it
+        trial = self.trials[trial_id]
+        records = self._records[trial.method]
+        params = self._proposals[trial.method].given(records)[trial.index]
+        record = trial.read() or trial.begin({"params": params, **self._common})
+        if record["state"] not in ENDS:
+            if not error and not self._was_stopped(trial.method, trial.index):
+                self._begun.discard(trial.name)
+                return
+            state = "failed" if error else "stopped"
+            reason = "its worker failed." if error else "stopped by the scheduler."
+            record |= {"state": state, "reason": reason, "ended": now(), "lost": error}
+            trial.write(record)
+        records[trial.index] = record
+        self.remove_leftovers()
+        if not error:
+            self._on_end(record)
+
+    def say_why(self, trial_id: str, reason: str) -> None:
+        """Record why a trial failed. Ray Tune tells the reason after the trial has ended."""
+        if ray_session.are_lost():
+            return
+        trial = self.trials[trial_id]
+        record = self._records[trial.method][trial.index]
+        if record["lost"]:
+            record["reason"] = reason
+            trial.write(record)
+        self._on_end(record)
+
+    def remove_leftovers(self) -> None:
+        """Remove the checkpoints of trials that have lost, unless all are kept.
+
+        A trial has lost if it has ended and another one of its method is better, or if it has no
+        score. It is never trained again: its metrics and its configuration are all that is read.
+        """
+        if self._keeps_all:
+            return
+        for records in self._records.values():
+            ended = [record for record in records.values() if record["state"] in ENDS]
+            best = winner(ended)
+            for record in ended:
+                if best is None or record["index"] != best.index:
+                    lost = of_record(self._study, record).path / "checkpoints"
+                    shutil.rmtree(lost, ignore_errors=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return an empty state: the study folder has all that a resumed study needs."""
+        return {}
+
+    def save(self, checkpoint_path: str) -> None:
+        """Save nothing: the study folder has all that a resumed study needs."""
+
+
+def seen_in(folder: StudyFolder, prepared: PreparedStudy) -> Iterator[Seen]:
+    """Yield the evaluations of the trials that have begun."""
+    request, rounds = prepared.request, prepared.config.train.rounds
+    for record in folder.records():
+        file = of_record(folder.path, record).path / "metrics.csv"
+        rows = metrics_file.read(file) if file.is_file() else []
+        for number in dict.fromkeys(row.round for row in rows if row.split == "validation"):
+            score = score_at(rows, number, request.metric, request.deployment, rounds)
+            score = WORST if score is None else score
+            yield record["method"], record["index"], number, score
+
+
+class Halving(FIFOScheduler):  # type: ignore[misc]
+    """Ray's asynchronous successive halving (ASHA), separately for each method.
+
+    If methods shared one instance, trials of one method would be stopped because another method is
+    better. The default trial always runs to the end. Trials may be stopped from a third of the
+    rounds on, rounded up to an evaluation: terms of methods need some rounds to take effect.
+
+    Args:
+        methods: Names of the methods.
+        rounds: Number of rounds of a complete trial.
+        grace: Number of rounds before a trial can be stopped.
+        seen: Evaluations of trials before the study was resumed, in their order.
+
+    Attributes:
+        stopped: Method and number of the trials that are stopped early.
+    """
+
+    def __init__(
+        self, methods: Iterable[str], *, rounds: int, grace: int, seen: Iterable[Seen] = ()
+    ) -> None:
+        super().__init__()
+        self._rounds = rounds
+        self._by_method = {
+            method: ASHAScheduler(
+                time_attr="round",
+                metric="score",
+                mode="max",
+                max_t=max(rounds, grace),
+                grace_period=grace,
+                reduction_factor=FACTOR,
+            )
+            for method in methods
+        }
+        self._known: set[tuple[str, int]] = set()
+        # The driver may have died after a score was written and before its trial was stopped.
+        last = {one[:2]: self._decide(*one) for one in seen}
+        self.stopped = {one for one, decision in last.items() if decision == TrialScheduler.STOP}
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Stop a trial that is not among the best third at a rung."""
+        config, done = trial.config, result["round"]
+        one = config["method"], config["index"]
+        decision = self._decide(*one, done, result["score"])
+        if config["index"] == 0 or done >= self._rounds:
+            return str(TrialScheduler.CONTINUE)
+        if decision == TrialScheduler.STOP:
+            self.stopped.add(one)
+        return str(TrialScheduler.STOP) if one in self.stopped else decision
+
+    def _decide(self, method: str, index: int, done: int, score: float) -> str:
+        """Return the decision of successive halving for a score after `done` rounds."""
+        halving, trial = self._by_method[method], SimpleNamespace(trial_id=str(index))
+        if (method, index) not in self._known:
+            self._known.add((method, index))
+            halving.on_trial_add(None, trial)
+        return str(halving.on_trial_result(None, trial, {"round": done, "score": score}))
+
+
+class StudyStopped(BaseException):
+    """Ends Ray Tune's loop. After an Exception, Ray Tune would call its servers first."""
+
+
+class Events(tune.Callback):  # type: ignore[misc]
+    """Tells the search and the progress table what happens to trials.
+
+    Args:
+        search: The search.
+        progress: Progress table of the study.
+        waits: Watches over the trials that do not run.
+
+    Attributes:
+        begins_again: Whether the loop was stopped so that the trials begin again on other nodes.
+    """
+
+    def __init__(self, search: Search, progress: ProgressTable, waits: Waits) -> None:
+        self._search, self._progress, self._waits = search, progress, waits
+        self.begins_again = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return an empty state: Ray Tune's snapshots are not used to resume a study."""
+        return {}
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Raise StudyStopped if the trials wait for what is not there."""
+        waiting, running = (
+            [self._search.trials[one.trial_id].name for one in trials if one.status == status]
+            for status in ("PENDING", "RUNNING")
+        )
+        if (note := self._waits.must_begin_again(waiting, running)) is not None:
+            self._progress.note(note)
+            self.begins_again = True
+            raise StudyStopped
+        if (reason := self._waits.look(waiting, running)) is not None:
+            raise StudyStopped(reason)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Update the rounds that the trial has done."""
+        if "round" in result:
+            self._progress.update(self._search.trials[trial.trial_id], result["round"])
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Count another attempt of a trial whose worker failed, and print a note."""
+        if ray_session.are_lost():  # the worker was ended for this reason
+            return
+        folder = self._search.trials[trial.trial_id]
+        if (record := folder.read()) is not None:
+            folder.write(record | {"attempts": record["attempts"] + 1})
+        self._progress.interrupt(folder)
+        self._progress.note(
+            f"{folder.name} failed ({reason_of(trial)}), and resumes from its checkpoint."
+        )
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Record why a trial failed for the last time."""
+        self._search.say_why(trial.trial_id, reason_of(trial))

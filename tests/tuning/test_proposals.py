@@ -1,0 +1,187 @@
+"""What Optuna proposes follows from the seed and the results alone."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from flbench.core.errors import ConfigError
+from flbench.tuning.proposals import Proposals
+from flbench.tuning.search_space import Space
+from tests.tuning.support import space_of
+
+SPACE = space_of(
+    "train.optimizer.lr: {loguniform: [0.001, 1.0]}",
+    "algorithm.tau: {uniform: [0.0, 1.0]}",
+    "train.clip: {uniform: [0.1, 0.7]}",
+    "algorithm.share: {choice: [none, body, full]}",
+    "algorithm.lambda0: {int: [1, 9], when: {algorithm.share: [body, full]}}",
+    "algorithm.loss_form: {fixed: nested}",
+)
+DEFAULTS = {
+    "train.optimizer.lr": 1.0,
+    "algorithm.tau": 1.0,
+    "train.clip": None,
+    "algorithm.share": "none",
+    "algorithm.loss_form": "separate",
+}
+SEARCHES = ("random", "grid", "optuna")
+
+
+def of(search, space=SPACE, defaults=DEFAULTS, *, seed=0, trials=500, batch=2):
+    return Proposals(search, space, defaults, seed=seed, trials=trials, batch=batch)
+
+
+def score(params):
+    """A paraboloid; its top is 0 at lr 0.03, tau 0.3, clip 0.3."""
+    return -(
+        (math.log10(params["train.optimizer.lr"] / 0.03) / 3) ** 2
+        + (params["algorithm.tau"] - 0.3) ** 2
+        + ((params["train.clip"] or 0.7) - 0.3) ** 2
+    )
+
+
+def finished(params):
+    return {"state": "finished", "score": score(params), "round": 9, "params": params}
+
+
+def searched(proposals, result=finished, known=None, order=None):
+    """Return the parameters of all trials; those of a batch end in a random order."""
+    records, rng = dict(known or {}), np.random.default_rng(order)
+    while left := [k for k in range(len(proposals.given(records))) if k not in records]:
+        k = left[0] if order is None else int(rng.choice(left))
+        records[k] = result(proposals.given(records)[k])
+    return [one for _, one in sorted(records.items())]
+
+
+def params_of(records):
+    return [record["params"] for record in records]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_trial_zero_is_the_default_one_and_the_others_are_plain_values(search):
+    found = params_of(searched(of(search, trials=300 if search == "grid" else 30, batch=3)))
+
+    assert found[0] == DEFAULTS
+    for params in found[1:]:
+        assert json.loads(json.dumps(params)) == params
+        assert params == SPACE.assign(lambda one, p=params: p[one.path])
+        assert all(SPACE.parameters[path].holds(value) for path, value in params.items())
+        assert ("algorithm.lambda0" in params) == (params["algorithm.share"] != "none")
+
+
+@pytest.mark.parametrize("search", ["random", "optuna"])
+def test_resumed_search_proposes_what_a_straight_one_does(search):
+    """Whatever has ended when it was interrupted, and whatever ends first."""
+    whole = searched(of(search, trials=15, batch=3))
+
+    for count in (1, 3, 7, 14):
+        known = dict(enumerate(whole[:count]))
+        assert searched(of(search, trials=15, batch=3), known=known, order=count) == whole
+
+
+def test_learning_search_waits_for_a_batch_and_others_for_nothing():
+    one = {0: {"state": "running", "score": None, "round": 0}}
+    assert len(of("optuna", trials=9, batch=4).given(one)) == 4
+    assert len(of("random", trials=9, batch=4).given(one)) == 9
+
+
+def test_random_differs_between_seeds_methods_and_trials():
+    other = Space("fedavg", SPACE.parameters, "test")
+    trials = [
+        *of("random", trials=20).given({})[1:],
+        *of("random", trials=20, seed=1).given({})[1:],
+        *of("random", other, trials=20).given({})[1:],
+    ]
+
+    assert len({json.dumps(params) for params in trials}) == len(trials) == 57
+    assert of("random", trials=9).given({}) == of("random", trials=20).given({})[:9]
+
+
+def test_random_covers_the_space_evenly():
+    """600 draws in ten equal cells: 60 each, standard deviation 7.3; five of these are allowed."""
+    cells = [int(one["algorithm.tau"] * 10) for one in of("random", trials=601).given({})[1:]]
+
+    assert all(abs(cells.count(cell) - 60) < 37 for cell in range(10))
+
+
+def test_grid_is_the_product_without_the_defaults_and_the_rest_is_random():
+    space = space_of("algorithm.share: {choice: [none, body, full]}")
+    defaults = {"algorithm.share": "body"}
+
+    found = [one["algorithm.share"] for one in of("grid", space, defaults, trials=6).given({})]
+
+    assert found[:3] == ["body", "none", "full"]
+    assert set(found[3:]) <= {"none", "body", "full"}
+    assert len(of("grid", space, defaults, trials=3).given({})) == 3
+
+
+def test_grid_beyond_the_budget_is_an_error_that_counts_it():
+    space = space_of("algorithm.tau: {uniform: [0.1, 0.5]}", "algorithm.gamma: {uniform: [1, 2]}")
+
+    with pytest.raises(ConfigError, match=r"9 comb.*`trials` to 10"):
+        of("grid", space, trials=9)
+
+
+@pytest.mark.slow
+def test_learning_search_finds_more_than_a_random_one():
+    """After 40 trials the best is nearer to the top than random's, on average over ten seeds."""
+
+    def loss(search, seed):
+        return -max(one["score"] for one in searched(of(search, seed=seed, trials=40)))
+
+    seeds = range(10)
+    assert sum(loss("optuna", k) for k in seeds) < sum(loss("random", k) for k in seeds)
+
+
+def test_trials_of_a_batch_differ():
+    known = dict(enumerate(searched(of("optuna", trials=12, batch=12))))
+
+    found = of("optuna", trials=20, batch=12).given(known)[12:]
+
+    assert len({tuple(params.values()) for params in found}) == len(found) == 8
+
+
+@pytest.mark.parametrize("state", ["stopped", "diverged", "failed"])
+def test_region_where_trials_do_not_finish_is_left(state):
+    """tau > 0.5 never finishes: fewer than a quarter of the modelled trials go there."""
+
+    def result(params):
+        if params["algorithm.tau"] <= 0.5:
+            return {"state": "finished", "score": 0.5, "round": 9, "params": params}
+        # A stopped one has a high score, but not of the last round: finished ones count more.
+        found = 0.9 if state == "stopped" else None
+        return {"state": state, "score": found, "round": 2, "params": params}
+
+    taus = [one["params"]["algorithm.tau"] for one in searched(of("optuna", trials=40), result)]
+
+    modelled = taus[10:]
+    assert sum(tau > 0.5 for tau in modelled) < len(modelled) / 4
+
+
+@pytest.mark.parametrize("score", [None, math.nan])
+def test_trials_without_a_score_stop_no_search(score):
+    def result(params):
+        return {"state": "finished", "score": score, "round": 9, "params": params}
+
+    assert len(searched(of("optuna", trials=8), result)) == 8
+
+
+def test_proposals_do_not_depend_on_defaults_of_optuna(monkeypatch):
+    """They are those of a multivariate TPE, asked for by Optuna's own interface."""
+    import optuna
+
+    whole = params_of(searched(of("optuna", trials=16, batch=4)))
+    tpe = optuna.samplers.TPESampler
+
+    class Other(tpe):
+        def __init__(self, *, multivariate=False, constant_liar=False, **given):
+            super().__init__(multivariate=multivariate, constant_liar=constant_liar, **given)
+
+    def proposed(sampler):
+        monkeypatch.setattr(optuna.samplers, "TPESampler", sampler)
+        return params_of(searched(of("optuna", trials=16, batch=4)))
+
+    assert proposed(Other) == whole
+    assert proposed(lambda **given: tpe(**given | {"multivariate": False})) != whole

@@ -1,0 +1,385 @@
+"""How Ray Tune hears of trials, what is written of them, and which are stopped early."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from flbench.cli import app
+from flbench.core.errors import UserError
+from flbench.tuning import search
+from flbench.tuning.request import FACTOR, grace_of
+from flbench.tuning.search import Halving, Search
+from flbench.tuning.study import StudyFolder
+
+GIVEN = {"seed": 0, "rounds": 4}
+
+
+class Counting:
+    """Proposes the number of each trial as its learning rate, all at once or after the results."""
+
+    def __init__(self, trials, batch=None):
+        self.trials, self.batch = trials, batch or trials
+
+    def given(self, records):
+        ended = sum(one["state"] != "running" for one in records.values())
+        count = min(self.trials, self.batch * (ended // self.batch + 1))
+        return [{"train.optimizer.lr": k} for k in range(count)]
+
+
+def search_of(study, *methods, trials=2, batch=None, **options):
+    ended = []
+    proposals = {method: Counting(trials, batch) for method in methods or ["a"]}
+    made = Search(
+        StudyFolder(study), proposals, trials=trials, common=GIVEN, on_end=ended.append, **options
+    )
+    made.ended = ended
+    return made
+
+
+def begun(made, name="x", **changes):
+    """Write what a worker writes of a trial that Ray Tune calls so."""
+    trial = made.trials[name]
+    params = {"train.optimizer.lr": trial.index}
+    trial.write(trial.begin({"params": params, **GIVEN}) | changes)
+    return trial
+
+
+@pytest.fixture(autouse=True)
+def connected(monkeypatch):
+    """Whether the servers of Ray are lost."""
+    found = SimpleNamespace(lost=False)
+    monkeypatch.setattr(search.ray_session, "are_lost", lambda: found.lost)
+    return found
+
+
+def test_every_trial_of_every_method_comes_once_in_order(tmp_path):
+    made = search_of(tmp_path, "b", "a", trials=3, was_stopped=lambda *one: True)
+    found = [made.suggest(str(k)) for k in range(7)]
+
+    assert [(one["method"], one["index"]) for one in found[:6]] == [
+        (method, index) for method in "ba" for index in range(3)
+    ]
+    assert found[6] is None
+    for k in range(6):
+        made.on_trial_complete(str(k), {})
+    assert made.suggest("7") == made.FINISHED
+    assert len(made.ended) == 6
+
+
+def test_other_methods_begin_while_a_learning_search_waits_for_its_batch(tmp_path):
+    made = search_of(tmp_path, "a", "b", trials=4, batch=2, was_stopped=lambda *one: True)
+    names = [made.suggest(str(k)) for k in range(5)]
+
+    assert [(one["method"], one["index"]) for one in names[:4]] == [
+        *(("a", 0), ("a", 1), ("b", 0), ("b", 1))
+    ]
+    assert names[4] is None
+    for k in (0, 1):
+        made.on_trial_complete(str(k), {})
+    assert made.suggest("5")["method"] == "a"
+
+
+def test_resumed_search_gives_what_has_not_ended(tmp_path):
+    made = search_of(tmp_path, trials=4, was_stopped=lambda *one: True)
+    for name in "xyz":
+        made.suggest(name)
+        begun(made, name)
+    made.on_trial_complete("y", {})
+
+    resumed = search_of(tmp_path, trials=4)
+
+    assert [resumed.suggest(str(k))["index"] for k in range(3)] == [0, 2, 3]
+
+
+def test_trial_that_began_with_other_parameters_is_refused(tmp_path):
+    """As after an update of Optuna: two trials would be one."""
+    made = search_of(tmp_path)
+    made.suggest("x")
+    begun(made, params={"train.optimizer.lr": 7})
+
+    resumed = search_of(tmp_path)
+
+    assert resumed.suggest("x") == resumed.FINISHED
+    assert isinstance(resumed.refused, UserError)
+
+
+def test_trial_that_ended_is_left_as_its_worker_wrote_it(tmp_path):
+    made = search_of(tmp_path)
+    assert made.suggest("x") == {
+        "method": "a",
+        "index": 0,
+        "params": {"train.optimizer.lr": 0},
+    }
+    trial = begun(made, state="diverged", reason="all of them", score=0.5, ended="now")
+    before = trial.read()
+
+    made.on_trial_complete("x", None, error=True)
+    made.say_why("x", "its node went away")
+
+    assert trial.read() == before
+    assert made.ended == [before]
+
+
+def test_trial_that_ends_early_for_no_reason_is_handed_out_again(tmp_path):
+    """As when its worker dies between a report and what Ray Tune does with it."""
+    made = search_of(tmp_path, trials=1)
+    made.suggest("x")
+    trial = begun(made, score=0.5, round=2)
+
+    made.on_trial_complete("x", {})
+
+    assert trial.read()["state"] == "running"
+    assert made.suggest("y")["index"] == 0
+    assert not made.ended
+
+
+def test_trial_that_was_still_running_was_stopped(tmp_path):
+    made = search_of(tmp_path, was_stopped=lambda *one: one == ("a", 0))
+    made.suggest("x")
+    trial = begun(made, score=0.5, round=2)
+
+    made.on_trial_complete("x", {})
+
+    record = trial.read()
+    assert (record["state"], record["score"], record["round"]) == ("stopped", 0.5, 2)
+    assert made.ended == [record]
+
+
+@pytest.mark.parametrize("wrote", [True, False])
+def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(tmp_path, wrote):
+    """It may have failed before it wrote anything."""
+    made = search_of(tmp_path)
+    made.suggest("x")
+    if wrote:
+        begun(made, score=0.5)
+
+    made.on_trial_complete("x", None, error=True)
+    made.say_why("x", "OSError: no space left")
+
+    record = made.trials["x"].read()
+    assert (record["state"], record["reason"]) == ("failed", "OSError: no space left")
+    assert (record["rounds"], record["params"]) == (4, {"train.optimizer.lr": 0})
+    assert made.ended == [record]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "states", "wanted"),
+    [
+        (["the memory of the machine was full"] * 2, ["running", "running"], "--jobs 3"),
+        (["its machine has ended", "no space left"], ["running", "running"], ""),
+        (["no space left", None], ["failed", "finished"], None),
+    ],
+)
+def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states, wanted):
+    """With half as many at once after a lack of memory; never where a method has a winner."""
+    made = search_of(tmp_path)
+    for name, reason in zip("xy", reasons, strict=True):
+        made.suggest(name)
+        begun(made, name)
+        if reason is None:
+            begun(made, name, state="finished", score=0.5)
+        made.on_trial_complete(name, None, error=reason is not None)
+        if reason is not None:
+            made.say_why(name, reason)
+    folder = StudyFolder(tmp_path)
+    prepared = SimpleNamespace(
+        resources=SimpleNamespace(concurrent=7),
+        spaces={"a": None},
+        request=SimpleNamespace(trials=2),
+    )
+    in_python = StudyFolder(tmp_path, "fl.resume('a')")
+
+    called = search.how_to_resume(in_python, prepared)
+    command = search.how_to_resume(folder, prepared)
+    search.begin_again(folder)
+
+    assert command == (
+        wanted if wanted is None else f"flbench tune --resume {tmp_path} {wanted}".strip()
+    )
+    assert called == (wanted if wanted is None else f"fl.resume('a'{', jobs=3' if wanted else ''})")
+    assert [record["state"] for record in folder.records()] == states
+    assert search.is_over(folder, prepared) == (wanted is None)
+    assert search.how_to_resume(folder, prepared) is None
+
+
+def test_worker_that_fails_because_the_study_stops_is_not_a_failure(tmp_path, connected):
+    """The resumed study continues the trial."""
+    made = search_of(tmp_path)
+    made.suggest("x")
+    trial = begun(made, score=0.5)
+    before, connected.lost = trial.read(), True
+
+    made.on_trial_complete("x", None, error=True)
+    made.say_why("x", "its worker process died")
+
+    assert trial.read() == before
+    assert before["state"] == "running"
+    assert made.ended == []
+
+
+def kept(study):
+    assert all((path.parent / "metrics.csv").is_file() for path in study.rglob("trial.json"))
+    return sorted(path.parent.name for path in study.rglob("checkpoints"))
+
+
+@pytest.mark.parametrize(
+    ("keeps_all", "expected"), [(False, ["002"]), (True, [f"{k:03}" for k in range(5)])]
+)
+def test_checkpoints_of_the_best_trial_stay(tmp_path, keeps_all, expected):
+    """A stopped trial cannot win, and a tie is won by the first."""
+    made = search_of(tmp_path, trials=5, keeps_all=keeps_all)
+    ends = [("finished", 0.5), ("stopped", 0.9), ("finished", 0.7), ("finished", 0.7)]
+    for k, (state, score) in enumerate([*ends, ("failed", None)]):
+        made.suggest(str(k))
+        trial = begun(made, str(k), state=state, score=score)
+        (trial.path / "checkpoints").mkdir()
+        (trial.path / "metrics.csv").write_text("")
+        made.on_trial_complete(str(k), {})
+
+    assert kept(tmp_path) == expected
+
+
+def test_without_a_score_no_trial_is_the_best(tmp_path):
+    made = search_of(tmp_path, trials=1)
+    made.suggest("x")
+    trial = begun(made, state="diverged")
+    (trial.path / "checkpoints").mkdir()
+    (trial.path / "metrics.csv").write_text("")
+
+    made.on_trial_complete("x", {})
+
+    assert kept(tmp_path) == []
+
+
+def test_the_model_of_a_trial_without_checkpoints_is_an_error_with_the_cure(
+    finished_run, tmp_path, capsys
+):
+    trial = tmp_path / "000"
+    trial.mkdir()
+    for name in ("config.yaml", "metrics.csv", "partition.npz", "partition.json"):
+        (trial / name).write_bytes((finished_run / name).read_bytes())
+    (trial / "trial.json").write_text(json.dumps({}))
+
+    code = app.main(["export", str(trial), "--client", "0", "--out", str(tmp_path / "x.pt2")])
+
+    assert code == 2
+    assert "output.keep_trials=all" in capsys.readouterr().err
+
+
+def report(scheduler, one, done, score):
+    config = {"method": one[0], "index": one[1]}
+    return scheduler.on_trial_result(
+        None, SimpleNamespace(config=config), {"round": done, "score": score}
+    )
+
+
+def trials_of(method, count=12):
+    return [(method, index) for index in range(count)]
+
+
+def reference(results, rungs):
+    """Return the names that a rung stops: worse than the best third seen there so far."""
+    seen, stopped = {rung: [] for rung in rungs}, set()
+    for name, done, score in results:
+        if name in stopped or done not in rungs:
+            continue
+        if seen[done] and score < np.percentile(seen[done], (1 - 1 / FACTOR) * 100):
+            stopped.add(name)
+        seen[done].append(score)
+    return stopped
+
+
+def results_of(names, seed=0, rounds=9):
+    rng = np.random.default_rng(seed)
+    level = rng.random(len(names))
+    return [
+        (name, done, float(level[k] * (1 - 0.5**done)))
+        for done in range(1, rounds + 1)
+        for k, name in enumerate(names)
+    ]
+
+
+def test_halving_stops_what_a_slow_reference_stops():
+    scheduler, results = Halving(["a"], rounds=9, grace=1), results_of(trials_of("a"))
+
+    stopped = set()
+    for one, done, score in results:
+        if one not in stopped and report(scheduler, one, done, score) == "STOP" and done < 9:
+            stopped.add(one)
+
+    wanted = reference(results, (1, 3, 9))
+    assert stopped == wanted - {("a", 0)}
+    assert wanted
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "rungs"),
+    [(12, 1, (4,)), (12, 5, (5,)), (10, 1, (4,)), (15, 1, (5,)), (27, 2, (10,)), (2, 2, ())],
+)
+def test_first_rung_is_at_a_third_of_the_rounds(rounds, every, rungs):
+    scheduler = Halving(["a"], rounds=rounds, grace=grace_of(rounds, every))
+    evaluated = [*range(every, rounds, every), rounds]
+
+    reached = {}
+    for k in range(1, 10):
+        for done in evaluated:
+            reached[k] = done
+            if report(scheduler, ("a", k), done, 1 - k / 10) == "STOP":
+                break
+
+    # The best one comes first: no other one is in the best third.
+    last = rungs[0] if rungs else rounds
+    assert list(reached.values()) == [rounds] + [last] * 8
+    assert all(3 * rung >= rounds for rung in rungs)
+
+
+def test_methods_do_not_stop_each_other():
+    scheduler = Halving("ab", rounds=9, grace=1)
+
+    for k in range(4):
+        report(scheduler, ("a", k), 1, 0.9)
+
+    assert all(report(scheduler, ("b", k), 1, 0.1 + 0.01 * k) == "CONTINUE" for k in range(4))
+
+
+def test_default_parameters_run_to_the_end():
+    scheduler = Halving(["a"], rounds=9, grace=1)
+    for k in range(1, 9):
+        report(scheduler, ("a", k), 1, 0.9)
+
+    assert report(scheduler, ("a", 0), 1, 0.0) == "CONTINUE"
+    assert report(scheduler, ("a", 9), 1, 0.0) == "STOP"
+
+
+def test_resumed_halving_decides_as_a_straight_one():
+    results = results_of(trials_of("a"), seed=3)
+    half = len(results) // 2
+
+    def run(scheduler, results, stopped):
+        decisions = {}
+        for one, done, score in results:
+            if one not in stopped:
+                decisions[one, done] = report(scheduler, one, done, score)
+                if decisions[one, done] == "STOP":
+                    stopped.add(one)
+        return decisions
+
+    stopped = set()
+    straight = Halving(["a"], rounds=9, grace=1)
+    before = run(straight, results[:half], stopped)
+    after = run(straight, results[half:], set(stopped))
+    seen = [(*one, done, score) for one, done, score in results[:half] if (one, done) in before]
+    resumed = Halving(["a"], rounds=9, grace=1, seen=seen)
+
+    assert run(resumed, results[half:], set(stopped)) == after
+
+
+def test_trial_whose_driver_died_before_it_could_stop_it_is_stopped():
+    seen = [("a", k, 1, 0.9) for k in range(1, 9)] + [("a", 9, 1, 0.1)]
+
+    resumed = Halving(["a"], rounds=9, grace=1, seen=seen)
+
+    assert report(resumed, ("a", 9), 2, 0.1) == "STOP"
+    assert report(resumed, ("a", 8), 2, 0.9) == "CONTINUE"
