@@ -28,7 +28,7 @@ from flbench.comparison.design import SECTION, Design, LabelledLayer
 from flbench.config.resolve import as_data
 from flbench.config.sources import Layer, from_file, from_values, has_value, merge, value_at
 from flbench.core.documents import read_yaml
-from flbench.core.errors import UserError, did_you_mean
+from flbench.core.errors import ConfigError, UserError, did_you_mean
 
 FOLDER: Final = Path(__file__).parent
 UNITS: Final = {"percent": 100.0, "percent^2": 1e4, "KiB": 1 / 1024, "MB": 1e-6, "rounds": 1.0}
@@ -442,7 +442,7 @@ def places(
             place of the first. None for all data sets of the tables.
 
     Raises:
-        ConfigError: A configuration key is wrong.
+        ConfigError: A key of the user is of no method of the tables, or is wrong.
     """
     paper = load(name)
     measurable = [cell for number in tables for cell in cells(paper, number) if not cell.reason]
@@ -453,6 +453,14 @@ def places(
         only = next((one for one in sets if _plain(dataset) in names_of[one]), None)
         if only is None:
             only, data = next(iter(sets), None), {"data.name": dataset}
+    algos = {str(cell.own["algorithm.name"]) for cell in measurable}
+    fields = {one: _keys(ALGORITHMS.find(one).Config.model_fields) for one in algos}
+    every = {key for keys in fields.values() for key in keys}
+    for key in (one for one in given if one.startswith(SECTION) and one not in every):
+        raise ConfigError(
+            f"`{key}` ({given[key].origin}) is a key of none of the methods of these tables."
+            f"{did_you_mean(key, every)} `--algo` chooses methods."
+        )
     preset = from_file(FOLDER / "presets" / f"{name.casefold()}.yaml")
     shared = [layer.where(lambda key: not key.startswith(SECTION)) for layer in (preset, given)]
     changeable = [
@@ -467,8 +475,7 @@ def places(
         base = merge([plain, from_values(data, "flbench reproduce"), shared[1]])
         key = json.dumps(base.tree, sort_keys=True, default=str)
         place = found.setdefault(key, Place(str(cell.dataset), base))
-        fields = ALGORITHMS.find(cell.own["algorithm.name"]).Config.model_fields
-        own = {*cell.own, *(f"{SECTION}{field}" for field in fields)}
+        own = {*cell.own, *fields[cell.own["algorithm.name"]]}
         of_paper = from_values(cell.own, paper.name)
         layer = merge([of_paper, given.where(own.__contains__)])
         known = len(place.methods)
@@ -482,6 +489,11 @@ def places(
         if paper.tables[cell.table].confusable == cell.row:
             place.reference = label
     return list(found.values())
+
+
+def _keys(fields: Collection[str]) -> set[str]:
+    """Return the dotted keys of a method, without its name."""
+    return {f"{SECTION}{field}" for field in fields} - {f"{SECTION}name"}
 
 
 def _plain(text: str) -> str:

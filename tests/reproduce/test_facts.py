@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from flbench.algorithms import ALGORITHMS, Setting
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_file, from_overrides, from_values
+from flbench.core.errors import ConfigError
 from flbench.data import known_sets
 from flbench.models.base import build, describe
 from flbench.reproduce import claims, paper
@@ -198,14 +199,23 @@ def test_pfllibs_columns_are_best_test_rounds_of_four_partitions():
 
 
 def test_keys_of_the_user_override_the_papers_for_the_methods_that_have_them():
-    given = from_values({"train.rounds": 3, "algorithm.mu": 0.5, "train.participation": 0.2}, "me")
-
-    found = settings("dfedhp", ["dirichlet"], given)
-    prox = settings("fedcpmd", ["7"], given)["7", "FedProx", "FMNIST"]
+    found = settings(
+        "dfedhp",
+        ["dirichlet"],
+        from_values({"train.rounds": 3, "train.participation": 0.2}, "me"),
+    )
+    prox = settings("fedcpmd", ["7"], from_values({"algorithm.mu": 0.5}, "me"))
 
     assert {config.train.rounds for config in found.values()} == {3}
     assert {config.train.participation for config in found.values()} == {0.2}
-    assert prox.algorithm.mu == 0.5
+    assert prox["7", "FedProx", "FMNIST"].algorithm.mu == 0.5
+    assert not hasattr(prox["7", "FedAvg", "FMNIST"].algorithm, "mu")
+
+
+@pytest.mark.parametrize("key", ["algorithm.mue", "algorithm.name", "algorithm.tau"])
+def test_key_of_no_method_of_the_tables_is_an_error(key):
+    with pytest.raises(ConfigError, match=rf"`{key}` \(me\)"):
+        places("fedpc", ["4"], from_values({key: 1}, "me"))
 
 
 def test_data_set_of_the_tables_leaves_out_others_and_another_stands_for_the_first():
