@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, has_value, leaves, value_at
+from flbench.config.sources import Layer, from_values, has_value, leaves, value_at
 from flbench.core.errors import ConfigError
-from flbench.tuning.search_space import Parameter, Scalar, Space, layer
+from flbench.tuning.search_space import Parameter, Scalar, Space
 
 RATE: Final = "train.optimizer.lr"
 FIXING: Final = ("command line", "argument of fl.tune")
@@ -72,7 +72,7 @@ def _refusal(parameter: Parameter, value: Scalar, space: Space, layers: Sequence
     path, place = parameter.path, parameter.place or space.source
     leading = {other: values[0] for other, values in space.required(path).items()}
     try:
-        config, _ = resolve([*layers, layer({**leading, path: value}, place)])
+        config, _ = resolve([*layers, from_values({**leading, path: value}, place)])
     except ConfigError as error:
         return str(error)
     tree = config.tree()
@@ -105,7 +105,7 @@ def is_limit(parameter: Parameter, end: str, method: str) -> bool:
 
 def _accepts(method: str, path: str, value: float) -> bool:
     try:
-        resolve([Layer({"algorithm": {"name": method}}), layer({path: value}, "search space")])
+        resolve([from_values({"algorithm": method, path: value}, "search space")])
     except ConfigError:
         return False
     return True

@@ -7,7 +7,7 @@ from math import exp, isfinite, log
 from typing import Any, Final, Literal
 
 from flbench.config.schema import Config
-from flbench.config.sources import Layer, has_value, value_at
+from flbench.config.sources import has_value, value_at
 from flbench.core import parts
 from flbench.core.errors import ConfigError
 
@@ -271,11 +271,6 @@ def _default_of(tree: Mapping[str, Any], path: str) -> Scalar:
             f" {', '.join(taken) or 'none'}."
         )
     return default
-
-
-def layer(params: Mapping[str, Scalar], origin: str) -> Layer:
-    """Return the parameters of a trial as a layer of the configuration."""
-    return Layer(params, dict.fromkeys(params, origin))
 
 
 def shown(value: Any) -> str:

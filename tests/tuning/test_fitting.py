@@ -3,10 +3,10 @@
 import pytest
 
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, from_overrides
+from flbench.config.sources import Layer, from_overrides, from_values
 from flbench.core.errors import ConfigError
 from flbench.tuning.fitting import fit, is_limit
-from flbench.tuning.search_space import Parameter, layer
+from flbench.tuning.search_space import Parameter
 from tests.tuning.support import space_in, space_of
 
 LR = "train.optimizer.lr: {loguniform: [0.001, 0.3]}"
@@ -110,7 +110,7 @@ def test_parameters_of_a_loss_term_are_searched():
     assert (list(found.parameters), notes) == (list(space.parameters), [])
     config = resolve(layers)[0]
     assert found.defaults(config)["train.terms.0.weight"] == 2
-    drawn = layer({"train.terms.0.weight": 1.0, "train.terms.0.gamma": 2.0}, "trial")
+    drawn = from_values({"train.terms.0.weight": 1.0, "train.terms.0.gamma": 2.0}, "trial")
     [term] = resolve([*layers, drawn])[0].train.terms
     assert (term.name, term.weight, term.gamma) == ("focal", 1.0, 2.0)
 
@@ -123,7 +123,7 @@ def test_argument_of_the_users_net_is_searched_over_a_configuration_without_argu
     layers = [Layer({"algorithm": {"name": "fedavg"}, "model": model}, {"model.args": "my.yaml:3"})]
 
     found, _ = fit(space, layers)
-    config, _ = resolve([*layers, layer({path: 4}, "space")])
+    config, _ = resolve([*layers, from_values({path: 4}, "space")])
 
     assert found == space
     assert config.model.args == {"width": 4}

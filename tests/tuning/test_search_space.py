@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flbench.config.sources import leaves
 from flbench.tuning.reading import parse
-from flbench.tuning.search_space import Parameter, layer
+from flbench.tuning.search_space import Parameter
 from tests.support import config_of
 from tests.tuning.support import NO_CLOCK, space_of
 
@@ -204,12 +203,3 @@ def test_tree_reads_back_as_the_same_space():
 
         assert again == space
         assert list(again.parameters) == list(space.parameters)
-
-
-def test_layer_is_the_overrides_of_a_trial():
-    params = {"train.optimizer.lr": 0.02, "train.clip": None, "algorithm.tau": 0.5}
-
-    found = layer(params, "trial 003")
-
-    assert leaves(found.tree) == params
-    assert found.origins == dict.fromkeys(params, "trial 003")
