@@ -20,7 +20,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.wording import in_shell
 
 if TYPE_CHECKING:
-    from flbench.tracking.store import NamedBy
+    from flbench.tracking.store import Address, NamedBy
 
 Outcome = Literal["finished", "failed", "killed", "unknown"]
 """How the process that wrote a folder ended. `flbench sync` does not know it."""
@@ -54,13 +54,21 @@ def check(config: TrackingConfig, named_by: "NamedBy" = "user") -> None:
         ConfigError: MLflow is not installed, the password of the address is not known, or the
             address is not the user's own; see `store.address`.
     """
-    if config.mlflow is not True:
-        return
+    if config.mlflow is True:
+        _address(config, named_by)
+
+
+def _address(config: TrackingConfig, named_by: "NamedBy") -> "Address | None":
+    """Return the address of the store; None if the mirror is off or MLflow is not installed."""
+    if config.mlflow is False:
+        return None
     from flbench.tracking import store
 
-    if not store.installed():
+    if store.installed():
+        return store.address(config.uri, named_by)
+    if config.mlflow is True:
         raise ConfigError(f"`tracking.mlflow=true`: {store.NOT_INSTALLED}, or leave the key out.")
-    store.address(config.uri, named_by)
+    return None
 
 
 def start(folder: Path, config: TrackingConfig, named_by: "NamedBy" = "user") -> "Mirror | None":
@@ -75,17 +83,11 @@ def start(folder: Path, config: TrackingConfig, named_by: "NamedBy" = "user") ->
         The mirror; None if it is switched off or MLflow is not installed.
 
     Raises:
-        ConfigError: `tracking.mlflow=true` and MLflow is not installed; the environment lacks the
-            password of the address; or the address is not the user's own.
+        ConfigError: See `check`; or the address is not the user's own, with any `tracking.mlflow`.
     """
-    check(config, named_by)
-    if config.mlflow is False:
+    address = _address(config, named_by)
+    if address is None:
         return None
-    from flbench.tracking import store
-
-    if not store.installed():
-        return None
-    address = store.address(config.uri, named_by)
     # The path is resolved because the name of the folder finds the run in MLflow.
     command = [sys.executable, "-m", "flbench.tracking.follow", str(folder.resolve())]
     command += ["--named-by", address.named_by]
@@ -95,7 +97,7 @@ def start(folder: Path, config: TrackingConfig, named_by: "NamedBy" = "user") ->
         process = subprocess.Popen(
             command,
             # A command line is visible to all users of the machine, an environment is not.
-            env=startup.environment(**{store.ADDRESS_VARIABLE: address.uri}),
+            env=startup.environment(MLFLOW_TRACKING_URI=address.uri),
             stdin=subprocess.PIPE,  # the pipe closes when this process ends, even if it is killed
             stdout=log,
             stderr=log,

@@ -22,7 +22,7 @@ from flbench.tracking.errors import Trouble
 from flbench.tracking.measures import Point, rounded
 from flbench.tracking.mirror import Outcome
 from flbench.tracking.store import Store
-from flbench.tracking.tree import ENDED, Node, experiment_of, key_of, tree
+from flbench.tracking.tree import ENDED, Node, tree
 
 RUN_TAG: Final = "flbench.run"
 """Tag with the name of the folder that a run is a copy of; see `tree.identifier`."""
@@ -118,13 +118,8 @@ class Sender:
     def __init__(self, to: Store, folder: Path, experiment: str | None = None) -> None:
         self.sent, self.is_finished = SentCounts(), False
         self._store, self._client, self._folder = to, to.client, folder
-        self._experiment = to.experiment(experiment or experiment_of(folder))
-        key = key_of(folder)
-        self._runs = {
-            record.data.tags[RUN_TAG]: _Run.of(self._checked(record))
-            for query in (f"= '{key}'", f"LIKE '{key}/%'")
-            for record in to.runs(self._experiment, f"tags.`{RUN_TAG}` {query}")
-        }
+        self._name, self._experiment = experiment, ""
+        self._runs: dict[str, _Run] = {}
 
     def send(self, outcome: Outcome | None, only: str | None = None) -> None:
         """Send what MLflow does not have yet.
@@ -139,7 +134,9 @@ class Sender:
             NotSentError: Files were not stored. Everything else was sent before.
             Exception: The store cannot be used: one of `errors.connection_errors`.
         """
-        nodes, damaged = tree(self._folder, outcome)
+        nodes, damaged, experiment = tree(self._folder, outcome)
+        if not self._experiment:
+            self._open(self._name or experiment, nodes[0].key)
         if only is not None:
             nodes = [one for one in nodes if one.kind in ("comparison", "study", "method", "cell")]
             nodes = [one for one in nodes if one.kind != "cell" or one.key.endswith(f"/{only}")]
@@ -160,6 +157,14 @@ class Sender:
             raise not_stored
         for node in nodes:
             self._runs[node.key].node = node
+
+    def _open(self, experiment: str, key: str) -> None:
+        """Read which runs of the folder MLflow has."""
+        number = self._store.experiment(experiment)
+        for query in (f"= '{key}'", f"LIKE '{key}/%'"):
+            for record in self._store.runs(number, f"tags.`{RUN_TAG}` {query}"):
+                self._runs[record.data.tags[RUN_TAG]] = _Run.of(self._checked(record))
+        self._experiment = number
 
     @contextmanager
     def _keeping(self, node: Node, lines: dict[str, None]) -> Iterator[None]:

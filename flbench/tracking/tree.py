@@ -81,10 +81,17 @@ class Node:
 
 
 class Tree(NamedTuple):
-    """The nodes of a folder, those above others first, and what could not be read."""
+    """The nodes of a folder.
+
+    Attributes:
+        nodes: The nodes, those above others first.
+        errors: What could not be read.
+        experiment: Name of the experiment that the folder belongs to.
+    """
 
     nodes: list[Node]
     errors: list[DataError]
+    experiment: str = ""
 
 
 class Kept:
@@ -113,17 +120,6 @@ def identifier(name: str) -> str:
     return _NOT_IN_ID.sub(lambda match: quote(match[0], safe="", errors="surrogateescape"), name)
 
 
-def key_of(folder: Path) -> str:
-    """Return the key of the node at the top of a folder; the others begin with it and a slash."""
-    if study_folder.is_study(folder):
-        return identifier(study_folder.read_header(folder).id)
-    if is_comparison(folder):
-        about = read_json(folder / MARKER)
-        with as_data_error(folder / MARKER):
-            return identifier(str(about["id"]))
-    return identifier(folder.name)
-
-
 def tracking_of(folder: Path) -> Mapping[str, Any]:
     """Return the section `tracking` with which a folder was written."""
     if is_comparison(folder) and (tracking := read_design(folder)[0].base.tree.get("tracking")):
@@ -134,22 +130,6 @@ def tracking_of(folder: Path) -> Mapping[str, Any]:
             with as_data_error(file):
                 return dict(tracking)
     return {}
-
-
-def experiment_of(folder: Path) -> str:
-    """Return the name of the experiment that a folder belongs to."""
-    if name := tracking_of(folder).get("experiment"):
-        return str(name)
-    if study_folder.is_study(folder):
-        header = study_folder.read_header(folder)
-        return f"{header.dataset}-{header.scheme}"
-    if is_comparison(folder):
-        cells = read_cells(folder)
-        sets, schemes = ({getattr(one, key): 0 for one in cells} for key in ("data", "scheme"))
-        return f"{'+'.join(sets)}-{'+'.join(schemes)}"[:200]
-    config = read_yaml(folder / "config.yaml", required=True)
-    with as_data_error(folder / "config.yaml"):
-        return f"{config['data']['name']}-{config['partition']['scheme']}"
 
 
 def tree(folder: Path, outcome: Outcome | None) -> Tree:
@@ -165,17 +145,17 @@ def tree(folder: Path, outcome: Outcome | None) -> Tree:
     is_live = outcome is None or (outcome == "unknown" and is_locked(folder))
     unfinished = "RUNNING" if is_live else STATUS.get(outcome or "", ENDED)
     if study_folder.is_study(folder) or is_comparison(folder):
-        return _Campaign(folder, unfinished).tree()
-    kept = Kept()
-    nodes = []
-    with kept.keep():
-        [node], damaged = training(folder, is_over=outcome is not None)
-        kept.errors += damaged
+        found = _Campaign(folder, unfinished).tree()
+    else:
+        found = training(folder, is_over=outcome is not None)
+        [node] = found.nodes
         # MLflow's pages show the date beside the name.
         name = printable(re.sub(r"-\d{8}-\d{6}-", "-", folder.name))
         status = node.status or unfinished
-        nodes.append(replace(node, key=identifier(folder.name), name=name, status=status))
-    return Tree(nodes, kept.errors)
+        node = replace(node, key=identifier(folder.name), name=name, status=status)
+        found = found._replace(nodes=[node])
+    experiment = tracking_of(folder).get("experiment")
+    return found._replace(experiment=str(experiment)) if experiment else found
 
 
 def training(folder: Path, *, is_over: bool, metric: str = "", deployment: str = PERSONAL) -> Tree:
@@ -205,8 +185,10 @@ def training(folder: Path, *, is_over: bool, metric: str = "", deployment: str =
 def _training(folder: Path, versions: object, is_over: bool, metric: str, deployment: str) -> Tree:
     config = read_yaml(folder / "config.yaml", required=True)
     with as_data_error(folder / "config.yaml"):
-        names = {"dataset": config["data"]["name"], "model": config["model"]["name"]}
-        tags = {"method": str(config["algorithm"]["name"]), **names, "seed": str(config["seed"])}
+        dataset, model = str(config["data"]["name"]), str(config["model"]["name"])
+        tags = {"method": str(config["algorithm"]["name"]), "dataset": dataset, "model": model}
+        tags["seed"] = str(config["seed"])
+        experiment = f"{dataset}-{config['partition']['scheme']}"
         best = config.get("evaluation", {}).get("best") or {}
         metric = metric or str(best.get("metric") or "accuracy")
     kept, provenance, about = Kept(), {}, {}
@@ -250,7 +232,7 @@ def _training(folder: Path, versions: object, is_over: bool, metric: str, deploy
         files=files.found,
         data=data,
     )
-    return Tree([node], kept.errors)
+    return Tree([node], kept.errors, experiment)
 
 
 def params_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -325,10 +307,10 @@ class _Campaign:
         if is_comparison(folder):
             self._about, self._failures = read_json(folder / MARKER), read_failures(folder)
             self._cells = [(one, folder / "cells" / one.name) for one in read_cells(folder)]
-        self._key = key_of(folder)
         with as_data_error(marker):
-            about = {"created": self._study.created} if self._study else self._about
-            self._started = milliseconds(about["created"])
+            self._name = self._study.id if self._study else str(self._about["id"])
+            created = self._study.created if self._study else self._about["created"]
+            self._key, self._started = identifier(self._name), milliseconds(created)
         self._metric = self._study.metric if self._study else ""
         self._deployment = self._study.deployment if self._study else PERSONAL
         self._places = len({cell.place for cell, _ in self._cells})
@@ -347,7 +329,12 @@ class _Campaign:
             colour = view.COLOURS[number % len(view.COLOURS)]
             above.append(replace(node, tags={**node.tags, view.COLOUR_TAG: colour}))
         below += [node for _, node in trials]
-        return Tree([self._root(above, below), *above, *below], self._kept.errors)
+        sets = dict.fromkeys(cell.data for cell, _ in self._cells)
+        schemes = dict.fromkeys(cell.scheme for cell, _ in self._cells)
+        experiment = f"{'+'.join(sets)}-{'+'.join(schemes)}"[:200]
+        if self._study:
+            experiment = f"{self._study.dataset}-{self._study.scheme}"
+        return Tree([self._root(above, below), *above, *below], self._kept.errors, experiment)
 
     def _cells_begun(self) -> Iterator[Node]:
         """Yield the nodes of the cells that have begun."""
@@ -384,11 +371,9 @@ class _Campaign:
 
     def _training(self, path: Path, *, is_over: bool) -> Node:
         """Read a run folder, and keep its errors."""
-        [node], damaged = training(
-            path, is_over=is_over, metric=self._metric, deployment=self._deployment
-        )
-        self._kept.errors += damaged
-        return node
+        found = training(path, is_over=is_over, metric=self._metric, deployment=self._deployment)
+        self._kept.errors += found.errors
+        return found.nodes[0]
 
     def _trials(self) -> Iterator[tuple[Trial, Node]]:
         """Yield the trials with their nodes."""
@@ -494,10 +479,9 @@ class _Campaign:
         data = {digest: entry for node in below for digest, entry in node.data.items()}
         with self._kept.keep():
             data |= _data(self._folder)
-        name = self._study.id if self._study else str(self._about["id"])
         return Node(
             self._key,
-            printable(name),
+            printable(self._name),
             "study" if self._study else "comparison",
             self._started,
             None,

@@ -19,7 +19,7 @@ from flbench.tracking import follow, mirror, send
 from flbench.tracking import store as stores
 from flbench.tracking.artifacts import File
 from flbench.tracking.send import NotSentError, Sender, SentCounts
-from flbench.tracking.tree import Node
+from flbench.tracking.tree import Node, Tree
 from tests.installed import needs
 from tests.support import run
 from tests.tracking import study
@@ -205,7 +205,7 @@ def refusing(calls, error, monkeypatch):
 
     files = [File(name, b"text", name) for name in "abcd"]
     nodes = [Node("key", "mine", "run", 0, None, "FINISHED", files=files)]
-    monkeypatch.setattr(send, "tree", lambda *_: (nodes, []))
+    monkeypatch.setattr(send, "tree", lambda *_: Tree(nodes, []))
     record = SimpleNamespace(
         info=SimpleNamespace(run_id="1", start_time=0, status="FINISHED", artifact_uri="/x"),
         data=SimpleNamespace(tags={"flbench.run": "key", "kind": "run"}, params={}, metrics={}),
@@ -279,7 +279,7 @@ def test_long_values_are_sent_once(store, monkeypatch, tmp_path):
     warned = []
     monkeypatch.setattr(validation._logger, "warning", warned.append)
     long = Node("long", "long", "run", 0, None, tags={"t": "y" * 9000}, params={"p": "x" * 7000})
-    monkeypatch.setattr(send, "tree", lambda *_: ([long], []))
+    monkeypatch.setattr(send, "tree", lambda *_: Tree([long], []))
     first = Sender(store, tmp_path / "long", "long")
     first.send(None)
     second = Sender(store, tmp_path / "long", "long")

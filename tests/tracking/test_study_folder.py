@@ -33,7 +33,7 @@ def test_invalid_trial_json_is_an_error_and_the_other_trials_are_read(path, key,
     kept = {name: one for name, one in json.loads(text).items() if name != key}
     write(file, kept | ({key: value} if value else {}))
 
-    nodes, [error] = tree(path, "unknown")
+    nodes, [error], _ = tree(path, "unknown")
 
     file.write_text(text)
     names = [node.name for node in nodes if node.kind == "trial"]
