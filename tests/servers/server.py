@@ -6,6 +6,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -111,7 +112,8 @@ class ProcessServer(ABC):
             return
         everything = with_descendants(self._process.pid)
         for pid in everything if number == signal.SIGKILL else everything[:1]:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # it has ended since it was listed
+                os.kill(pid, number)
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
