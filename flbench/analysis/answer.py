@@ -42,8 +42,6 @@ def sentences(
         which method is best (with a reference: what that has), and from which others the tests tell
         it apart, or why they tell nothing. Then a sentence about bytes.
     """
-    if comparison.leading:
-        leaderboard = leaderboard[leaderboard["method"].isin(comparison.leading)]
     found = []
     if across is not None and comparison.reference is None:
         found.append(_over_places(comparison, leaderboard, across))

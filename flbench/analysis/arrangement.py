@@ -11,11 +11,11 @@ Methods are compared within a place. They must therefore share places, and withi
 partition and the version of the code.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 import pandas as pd
@@ -133,8 +133,6 @@ class Arrangement:
         chosen: What the user has named for the columns of the leaderboards besides `metric`;
             empty for BEYOND and PRICES.
         targets: Values of the metric whose costs the user asks for; empty for those of the runs.
-        leading: Methods that the answer is about: of a study the methods with the parameters that
-            won the search; empty for all methods.
     """
 
     entries: tuple[Entry, ...]
@@ -153,7 +151,6 @@ class Arrangement:
     reference: str | None = None
     chosen: tuple[str, ...] = ()
     targets: tuple[float, ...] = ()
-    leading: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -218,14 +215,10 @@ def arrange(
 
     Args:
         runs: The runs. Unfinished ones are left out, which a warning says.
-        metric: Test metric that ranks the methods; larger is better. Of several names the first one
-            ranks, and all are the columns of the leaderboards, among which `bytes` and `seconds`
-            can be. A text can have several names between commas.
-        targets: Values of the metric whose costs are wanted; a text has them between commas.
-        baseline: Method with which each of the others is compared, and no other pair is tested. By
-            default all pairs are, and the recall of the classes is compared with that of FedAvg if
-            it is there, otherwise of the first method.
-        force: Whether to compare runs that are not comparable; a warning says why they are not.
+        metric: See `fl.report`, as for `targets`, `baseline` and `force`.
+        targets: Values of the metric whose costs are wanted.
+        baseline: Method with which each of the others is compared.
+        force: Whether to compare runs that are not comparable.
         labels: Label of the method by run folder, for runs whose method is known by another name
             than its keys.
         shown: Name for users by run folder, for runs of archives.
@@ -294,7 +287,7 @@ def arrange(
         entries=tuple(entries),
         methods=tuple(order),
         places=tuple(at_place),
-        repetitions=max(_counts(entries).values()),
+        repetitions=max(Counter((one.place, one.method) for one in entries).values()),
         vary=_vary(entries),
         metric=metric,
         baseline=beside or _baseline(entries),
@@ -335,22 +328,13 @@ def _entries(
     return entries, twice
 
 
-def _counts(entries: Sequence[Entry]) -> dict[tuple[str, str], int]:
-    """Return the number of repetitions by place and method."""
-    counts: dict[tuple[str, str], int] = {}
-    for entry in entries:
-        key = (entry.place, entry.method)
-        counts[key] = counts.get(key, 0) + 1
-    return counts
-
-
 def _about_missing(entries: Sequence[Entry], methods: Sequence[str]) -> list[str]:
     """Return sentences about runs that are missing, and about too few repetitions."""
+    counts = Counter((one.place, one.method) for one in entries)
     sentences = []
-    counts = _counts(entries)
-    for place in dict.fromkeys(entry.place for entry in entries):
-        every = len({entry.repetition for entry in entries if entry.place == place})
-        have = {method: counts.get((place, method), 0) for method in methods}
+    for place in dict.fromkeys(one.place for one in entries):
+        every = len({one.repetition for one in entries if one.place == place})
+        have = {method: counts[place, method] for method in methods}
         if short := [f"{method} has {n} of {every}" for method, n in have.items() if n < every]:
             sentences.append(f"{place}: repetitions are missing: {', '.join(short)}.")
     if len(methods) > 1 and max(counts.values()) < CLAIM_FROM:
@@ -461,15 +445,13 @@ def _about_collapsed(at_place: Mapping[str, Sequence[Entry]], metric: str) -> li
     """Return a sentence for each place that has collapsed runs."""
     sentences = []
     for place, entries in at_place.items():
-        values: dict[str, dict[int, float]] = {}
-        for entry in entries:
-            values.setdefault(entry.method, {})[entry.repetition] = entry.score(metric)
-        runs = {(entry.method, entry.repetition): entry for entry in entries}
+        runs = {(one.repetition, one.method): one for one in entries}
+        values = pd.Series({key: one.score(metric) for key, one in runs.items()}).unstack()
         those = [
-            f"{method} in repetition {k} ({values[method][k]:.4g} beside a median of"
-            f" {median(values[method].values()):.4g}; seed {runs[method, k].run.config.seed},"
-            f" {runs[method, k].folder})"
-            for method, k in collapsed(values)
+            f"{method} in repetition {k} ({values.loc[k, method]:.4g} beside a median of"
+            f" {values[method].median():.4g}; seed {runs[k, method].run.config.seed},"
+            f" {runs[k, method].folder})"
+            for k, method in collapsed(values)
         ]
         if those:
             more = len(those) - MOST_COLLAPSED
