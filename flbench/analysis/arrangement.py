@@ -35,7 +35,6 @@ from flbench.results.differences import (
     provenance,
     seeds_of,
     text_of,
-    version_of,
 )
 from flbench.results.reading import StoredRun
 from flbench.results.study_folder import PERSONAL
@@ -54,9 +53,6 @@ BEYOND: Final = ("rare_recall", "macro_f1", "worst10_accuracy")
 """Metrics that leaderboards show besides the one that ranks the methods."""
 MOST_COLLAPSED: Final = 5  # collapsed runs that a sentence names
 MANY: Final = 100  # validation samples; with fewer, the choice of the best round is chance
-
-Pair = tuple[str, str]
-"""Labels of two methods."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +120,6 @@ class Arrangement:
             `vary` is known.
         kinds: Kind of partition of each place: the scheme by which samples are distributed to
             clients, with its keys. Places of one kind rank methods alike.
-        families: The pairs of methods that are tested, in groups whose p-values are corrected
-            together; empty for all pairs in one group.
-        corrected_for: Those pairs in words.
         reference: Method with which each of the others is compared, if no other pair is tested: the
             baseline that the user has named, or the reference of the runs' plan. It is the
             baseline. None if pairs are tested otherwise.
@@ -146,8 +139,6 @@ class Arrangement:
     apart: str | None = None
     samplings: Mapping[str, Sampling] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
-    families: tuple[tuple[Pair, ...], ...] = ()
-    corrected_for: str = "for all pairs"
     reference: str | None = None
     chosen: tuple[str, ...] = ()
     targets: tuple[float, ...] = ()
@@ -191,6 +182,13 @@ class Arrangement:
     def sampling_at(self, place: str) -> Sampling:
         """Return how the repetitions of a place were drawn."""
         return self.samplings.get(place, Sampling(self.vary))
+
+    @property
+    def corrected_for(self) -> str:
+        """For which pairs of methods p-values are corrected together, in words."""
+        if self.reference is None:
+            return "for all pairs"
+        return f"for all differences from {self.reference}"
 
     @property
     def overlaps(self) -> dict[str, float]:
@@ -295,8 +293,6 @@ def arrange(
         apart=reason,
         samplings=samplings,
         kinds={place: _kind(mine[0].run) for place, mine in at_place.items()},
-        families=_beside(order, beside),
-        corrected_for="for all pairs" if beside is None else f"for all differences from {beside}",
         reference=beside,
         chosen=tuple(chosen),
         targets=wanted,
@@ -343,12 +339,6 @@ def _about_missing(entries: Sequence[Entry], methods: Sequence[str]) -> list[str
             " support no claim that a method is better."
         )
     return sentences
-
-
-def _beside(methods: Sequence[str], reference: str | None) -> tuple[tuple[Pair, ...], ...]:
-    """Return the pairs of each other method with the reference, as the only family of tests."""
-    others = [method for method in methods if method != reference]
-    return () if reference is None or not others else (tuple((one, reference) for one in others),)
 
 
 def _about_equal(entries: Sequence[Entry], reference: str) -> list[str]:
@@ -494,22 +484,6 @@ def _about_rare(runs: Sequence[StoredRun], chosen: Sequence[str]) -> list[str]:
         f"`{asked[0]}` is left out, because no class is rare: the classes are balanced, or"
         " `evaluation.rare` selects none."
     ]
-
-
-def _about_versions(runs: Sequence[StoredRun]) -> list[str]:
-    """Return a sentence if runs were trained by different versions of flbench."""
-    versions = list(dict.fromkeys(version_of(provenance(run)) for run in runs))
-    if len(versions) < 2:
-        return []
-    return [
-        f"The final trainings were made by different versions of flbench: {', '.join(versions)}."
-        " Differences between methods may come from the code."
-    ]
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a metric has a finite value."""
-    return isinstance(value, int | float) and isfinite(value)
 
 
 def _names(metric: str | Sequence[str]) -> list[str]:

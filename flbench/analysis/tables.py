@@ -206,27 +206,27 @@ def _pairs(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
             )
             methods = [name for name in comparison.methods if name in wide]
             sign = -1 if metric in LESS_IS_BETTER else 1
-            for family in comparison.families or [[*combinations(methods, 2)]]:
-                pairs = [pair for pair in family if {*pair} <= {*methods}]
-                other = sampling.other_samples if sampling.supports_claims else 0.0
-                found = statistics.differences(
-                    wide, pairs, overlap=sampling.overlap, other_samples=other
-                )
-                if not sampling.supports_claims:
-                    found["p"] = nan
-                test = CORRECTED if sampling.overlap else PAIRED
-                found["test"] = np.where(found["p"].isna(), "", test)
-                found["p_holm"] = statistics.correct(found["p"])
-                found["verdict"] = statistics.verdicts(sign * found["difference"], found["p_holm"])
-                is_open = found["verdict"].eq("no significant difference") & (sampling.overlap == 0)
-                effect, count = found["effect"].where(is_open), found["p"].count()
-                found["needed"] = statistics.repetitions_needed(effect, max(1, count))
-                if sign < 0:
-                    found["probability"] = 1 - found["probability"]
-                frames.append(found.assign(place=place, metric=metric)[list(PAIRS)])
-    if not frames:
-        return pd.DataFrame(columns=list(PAIRS))
-    return pd.concat(frames, ignore_index=True)
+            pairs = [*combinations(methods, 2)]
+            if (reference := comparison.reference) is not None:
+                others = [name for name in methods if name != reference and reference in methods]
+                pairs = [(name, reference) for name in others]
+            other = sampling.other_samples if sampling.supports_claims else 0.0
+            found = statistics.differences(
+                wide, pairs, overlap=sampling.overlap, other_samples=other
+            )
+            if not sampling.supports_claims:
+                found["p"] = nan
+            test = CORRECTED if sampling.overlap else PAIRED
+            found["test"] = np.where(found["p"].isna(), "", test)
+            found["p_holm"] = statistics.correct(found["p"])
+            found["verdict"] = statistics.verdicts(sign * found["difference"], found["p_holm"])
+            is_open = found["verdict"].eq("no significant difference") & (sampling.overlap == 0)
+            effect, count = found["effect"].where(is_open), found["p"].count()
+            found["needed"] = statistics.repetitions_needed(effect, max(1, count))
+            if sign < 0:
+                found["probability"] = 1 - found["probability"]
+            frames.append(found.assign(place=place, metric=metric)[list(PAIRS)])
+    return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
 
 
 def _leaderboard(
@@ -278,7 +278,7 @@ def _leaderboard(
             p.loc[first, second] = p.loc[second, first] = row["p_holm"]
             if row["verdict"] in ("better", "worse"):
                 won.add((first, second) if row["verdict"] == "better" else (second, first))
-        letters = {} if comparison.families else statistics.letters(p)
+        letters = {} if comparison.reference else statistics.letters(p)
         better = [tuple(other for other in names if (name, other) in won) for name in names]
         groups = rows["method"].map(letters).fillna("")
         boards.append(rows.assign(groups=groups, better_than=pd.Series(better, index=rows.index)))
