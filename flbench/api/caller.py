@@ -44,11 +44,7 @@ class Caller:
             print_notes(sentences)
 
     def during(self, doing: str) -> AbstractContextManager[None]:
-        """Return a context manager that says from time to time what is done in it.
-
-        Args:
-            doing: What is done, as the beginning of a sentence.
-        """
+        """Return a context manager that says from time to time what is done in it."""
         return told(doing, self.tell)
 
 
@@ -57,8 +53,7 @@ def program(*, shown: bool, again: Sequence[str] = ()) -> Caller:
 
     Args:
         shown: Whether to show progress and notes.
-        again: Arguments of `fl.resume` for objects that the user must give again; see
-            `flbench.calls.parts.again`.
+        again: What `fl.resume` must be given again; see `flbench.calls.parts.again`.
     """
     resume = partial(how_to_resume, again=again)
     return Caller(shown=shown, how_to_resume=resume)

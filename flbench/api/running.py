@@ -32,12 +32,7 @@ Item = TypeVar("Item")
 
 
 def called(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Run:
-    """Carry out a call of `fl.run`.
-
-    Args:
-        values: Its arguments by name.
-        keys: Its keys by their dotted names.
-    """
+    """Carry out a call of `fl.run`, given its arguments by name and its dotted keys."""
     given = arguments.sections(values, keys)
     plain, objects = parts.split(given)
     if values["config"] is None:
@@ -148,12 +143,11 @@ def train_one(
         train: Function of the callbacks, the loggers and the function that says how to resume.
         title: Line above the progress.
         ending: Folders and mirrors of all runs.
-        caller: Who gets progress and notes.
-        callbacks: Callbacks of the user.
-        loggers: Loggers of Lightning.
-        objects: Objects of the user without an import path, by the name of their section.
-        known: Notes that were printed for an earlier run of the comparison; see
-            `flbench.api.caller.display`.
+        caller: See `start`.
+        callbacks: See `start`.
+        loggers: See `start`.
+        objects: See `start`.
+        known: Notes of earlier runs; see `flbench.api.caller.display`.
     """
     with (
         as_flbench_errors(),
@@ -181,11 +175,7 @@ def failure(path: Path) -> RunError | None:
 
 
 def finished(ending: RunsEnding, caller: Caller, objects: Mapping[str, Any]) -> Run:
-    """Return the run of a call from Python.
-
-    Raises:
-        RunError: No client finished a training.
-    """
+    """Return the run of a call from Python; a RunError if no client finished a training."""
     caller.tell(ending.unsent())
     ending.check()
     return Run(ending.paths[0], objects)

@@ -18,11 +18,11 @@ from flbench.results.summary import ended_after
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from flbench.api.partitions import Partition
-    from flbench.api.plots import RunPlots
     from flbench.api.verbs import ExportSettings, ModelSettings
     from flbench.deploy.models import TrainedModel
 
@@ -288,10 +288,7 @@ class Run:
         Args:
             metric: See `best_client`.
             mode: See `best_client`.
-            checkpoint: The round: `best` by validation, or the `last` one.
-
-        Raises:
-            UserError: See `best_client` and `trained`.
+            checkpoint: See `best_client`.
         """
         client = self.best_client(metric, mode=mode, checkpoint=checkpoint)
         return self.model(client, checkpoint=checkpoint)
@@ -352,12 +349,23 @@ class Run:
         model = self.trained(client, **cast("ModelSettings", settings))
         return formats.write(model, path, form, overwrite=overwrite)[0]
 
-    @property
-    def plot(self) -> "RunPlots":
-        """Pictures of the run as figures of matplotlib, such as `run.plot.curves()`."""
-        from flbench.api.plots import RunPlots
+    def plot(self, name: str, **options: Any) -> "Figure":
+        """Draw a picture as a figure of matplotlib; `figure.savefig(PATH)` writes it.
 
-        return RunPlots(self._run)
+        Args:
+            name: `curves`, the metric that chooses the best round and the loss by round;
+                `per_class`, recall and F1 of each class; `confusion`, the confusion matrix after
+                the last round; or `clients`, a metric of each client against its training samples.
+            options: `moment`, `best` or `last` (default), of `per_class` and `clients`; `split`,
+                `validation` or `test` (default), of `confusion`; `metric`, a column of `clients`.
+
+        Raises:
+            UserError: There is no such picture, moment, split or metric, or the run is unfinished
+                or has no classes.
+        """
+        from flbench.api import plots
+
+        return plots.plot(self, name, **options)
 
     @property
     def title(self) -> str:
@@ -369,13 +377,10 @@ class Run:
 
     def __repr__(self) -> str:
         best, by = self.summary["best"], self.config.evaluation.best
-        value = best["test"].get(by.column)
-        state = (
-            f"round {best['round']} of {ended_after(self.summary)}, test {by.title}"
-            f" {run_score(value, has_classes=self.config.has_classes)}"
-            if self.finished and value is not None
-            else ("finished" if self.finished else f"unfinished: fl.resume({str(self.path)!r})")
-        )
+        value = run_score(best["test"].get(by.column), has_classes=self.config.has_classes)
+        state = f"round {best['round']} of {ended_after(self.summary)}, test {by.title} {value}"
+        if not self.finished:
+            state = f"unfinished: fl.resume({str(self.path)!r})"
         return f"<Run of {self.title}, seed {self.config.seed}: {state}; {self.path}>"
 
     def _repr_html_(self) -> str:

@@ -143,11 +143,7 @@ def descriptions(docstring: str, section: str = "Args") -> dict[str, str]:
 
 
 def arguments(declared: Any) -> dict[str, Argument]:
-    """Return the keyword arguments of a verb, or the settings of a class, by name.
-
-    Args:
-        declared: The function, or the subclass of TypedDict.
-    """
+    """Return the keyword arguments of a verb, or the settings of a class, by name."""
     if isinstance(declared, type):
         about: dict[str, str] = {}
         for one in (*DECLARED, declared):  # not its parents, which are not known at run time
@@ -197,10 +193,6 @@ def verb(function: Verb) -> Verb:
 
 def given(name: str, /, **values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of a call of a verb by name, with all defaults, and further keys.
-
-    Args:
-        name: Name of the verb.
-        values: What was given to it, its settings included.
 
     Raises:
         ConfigError: A key looks like a misspelt argument.

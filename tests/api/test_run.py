@@ -300,7 +300,7 @@ def test_clients_have_validation_metrics_whose_mean_is_that_of_the_round(finishe
             assert own.mean() == pytest.approx(wanted["accuracy_mean"])
             assert (own * sizes).sum() / sizes.sum() == pytest.approx(wanted["accuracy"])
     assert clients["validation_size"].tolist() == finished.partition.sizes["validation"].tolist()
-    assert finished.plot.clients("validation_macro_f1").axes[0].get_ylabel() == "macro f1"
+    assert finished.plot("clients", metric="validation_macro_f1").axes[0].get_ylabel() == "macro f1"
 
 
 @pytest.mark.slow
@@ -363,7 +363,7 @@ def test_unfinished_run_has_empty_tables_with_the_same_types(copied):
     assert found.confusion.empty
     assert f"fl.resume({str(copied)!r})" in repr(found)
     with pytest.raises(fl.UserError, match="unfinished"):
-        found.plot.confusion()
+        found.plot("confusion")
     assert "unfinished" in found._repr_html_()
 
 
@@ -493,18 +493,19 @@ def test_models_predict_what_the_run_has_evaluated(finished):
 def test_pictures_are_figures_outside_pyplot(finished):
     import matplotlib.pyplot as plt
 
-    plots = finished.plot
-    figures = [plots.curves(), plots.per_class(), plots.confusion(), plots.clients()]
+    figures = [finished.plot(name) for name in ("curves", "per_class", "confusion", "clients")]
     figures.append(finished.partition.plot())
     for figure in figures:
         figure.canvas.draw()
         assert figure.axes
     assert not plt.get_fignums()
-    drawn = np.asarray(plots.confusion("validation").axes[0].images[0].get_array())
+    drawn = np.asarray(finished.plot("confusion", split="validation").axes[0].images[0].get_array())
     rows = finished.confusion[finished.confusion["split"] == "validation"]
     assert drawn.sum() == pytest.approx(rows["true"].nunique())  # each row sums to one
     with pytest.raises(fl.UserError, match="`metric` must be one of"):
-        plots.clients("nothing")
+        finished.plot("clients", metric="nothing")
+    with pytest.raises(fl.UserError, match="Did you mean `confusion`"):
+        finished.plot("confuson")
 
 
 @pytest.mark.slow

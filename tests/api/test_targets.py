@@ -245,14 +245,14 @@ def test_what_a_run_shows_has_its_metrics_and_nothing_of_classes(regression, seg
             assert f"{metric}_worst10" in text
             assert "accuracy" not in text.partition("<h2>Configuration</h2>")[0]
         assert f"test {metric} " in repr(found)
-        curves, clients = found.plot.curves(), found.plot.clients()
+        curves, clients = found.plot("curves"), found.plot("clients")
         assert curves.axes[0].get_ylabel() == f"validation {metric}"
         assert clients.axes[0].get_ylabel() == metric
         for refused in (
             lambda run: run.per_class,
             lambda run: run.confusion,
-            lambda run: run.plot.per_class(),
-            lambda run: run.plot.confusion(),
+            lambda run: run.plot("per_class"),
+            lambda run: run.plot("confusion"),
             lambda run: fl.report(run.path),
         ):
             with pytest.raises(fl.UserError, match="has no classes: its targets are judged by"):
