@@ -203,11 +203,11 @@ def test_cells_of_a_packed_study_are_compared_without_their_method(tmp_path):
 
     with tarfile.open(file) as members:
         packed = [name for name in members.getnames() if name.endswith("partition.json")]
-    # Trials share the partition of the search, which the archive has once.
     cells = [f"cells/fedpull-digits-seed{seed}" for seed in (1, 2)]
     assert sorted(packed) == [
         *(f"study/{cell}/partition.json" for cell in cells),
         "study/partition.json",
+        "study/trials/fedpull/000/partition.json",
     ]
     assert of_archive.leaderboard.equals(fl.report(study).leaderboard)
     assert of_archive.runs["path"].tolist() == [f"{file}/study/{cell}" for cell in cells]
