@@ -9,17 +9,13 @@ from typing import Final
 
 from flbench import __version__
 from flbench.comparison.folder import ComparisonFolder
-from flbench.comparison.prepare import PreparedComparison
-from flbench.config.resolve import read
-from flbench.config.sources import leaves
+from flbench.comparison.prepare import PreparedComparison, first_difference
 from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.experiment import provenance
-from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
 from flbench.results import folders, study_folder
-from flbench.results.differences import SOURCE
 from flbench.results.reading import is_finished
 
 ORIGIN: Final = "reused.json"
@@ -130,25 +126,19 @@ def _difference(prepared: PreparedComparison, cell: Job, path: Path) -> str | No
 
     The hash leaves out keys on which no model depends, such as `evaluation.rare`.
     """
-    now, written = (
-        leaves(one.tree(), without=(*CHANGEABLE_ON_RESUME, "output."))
-        for one in (prepared.complete(cell), read(path / "config.yaml"))
-    )
-    for key in now | written:
-        if key != SOURCE and now.get(key) != written.get(key):
-            return f"`{key}` is {written.get(key)!r} there, and {now.get(key)!r} here."
-    about, there = (
-        json.loads(prepared.samples.partition(cell)[1]),
-        read_json(path / "partition.json"),
-    )
+    if found := first_difference(prepared.complete(cell), path):
+        key, was, now = found
+        return f"`{key}` is {was!r} there, and {now!r} here."
+    there = read_json(path / "partition.json")
+    about = json.loads(prepared.samples.partition(cell)[1])
     for name, what in (("data", "samples"), ("hash", "clients' parts")):
         if there.get(name) != about[name]:
             return f"its {what} have the hash {str(there.get(name))[:12]}, not {about[name][:12]}."
     origin = read_json(path / "provenance.json")
-    was = f"flbench {origin.get('flbench')} ({origin.get('git_revision')})"
+    old = f"flbench {origin.get('flbench')} ({origin.get('git_revision')})"
     current = f"flbench {__version__} ({provenance.git_revision()})"
-    if was != current:
-        return f"it was trained by {was}, and this is {current}."
+    if old != current:
+        return f"it was trained by {old}, and this is {current}."
     if "-dirty" in current:
         return f"{current} has uncommitted changes, which may differ."
     return None
