@@ -18,7 +18,9 @@ import pytest
 import typer
 
 from flbench.algorithms import ALGORITHMS
+from flbench.api.comparing import methods_of
 from flbench.cli.app import app
+from flbench.cli.words import is_variant
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config, OwnModelConfig
 from flbench.config.sources import from_overrides
@@ -122,6 +124,10 @@ def assert_options_and_keys_exist(line):
     context = command.make_context(name, arguments)
 
     words = context.params.get("words") or []
+    variants = [word for word in words if is_variant(word)]
+    for one in methods_of(variants, "docs"):
+        resolve([one.layer])
+    words = [word for word in words if word not in variants]
     overrides = [word for word in words if "=" in word and not re.search(r"=\$|RUN_DIR", word)]
     named = [word for word in words if "=" not in word and ":" not in word]
     if name == "reproduce":  # papers have the names of their methods

@@ -471,6 +471,7 @@ def compare(
 
     Each training is a cell of the matrix methods x data sets x settings x repetitions, and an
     ordinary run folder. The methods of a repetition have the same seeds.
+    A variant of a method is one word, `"LABEL: METHOD KEY=VALUE ..."`.
     """
     given = {**locals(), **asked}
     with importing():
