@@ -11,7 +11,7 @@ from flbench.api import campaigns
 from flbench.api.caller import Caller, program
 from flbench.api.campaigns import OUT, Ending
 from flbench.api.comparisons import PlannedComparison
-from flbench.calls import arguments, parts
+from flbench.calls import arguments, parts, resumed
 from flbench.comparison import tuned as tuning
 from flbench.comparison.design import SECTION, Design, LabelledLayer, words_of
 from flbench.config.sources import Layer, from_values, is_line, merge, value_of, values_of
@@ -109,7 +109,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
             " `methods` and `seeds` can be added to, and data that are objects without an import"
             " path are given again."
         )
-    given, objects = parts.given_again(keys)
+    given, objects = resumed.given_again(keys)
     for section in ("partition", "model"):  # the comparison knows their section
         if section in objects:
             del given[section]

@@ -11,7 +11,7 @@ from flbench.api.running import RunsEnding, finished, listed, train_one
 from flbench.api.runs import Run
 from flbench.callbacks import Callback
 from flbench.callbacks.base import Logger
-from flbench.calls import arguments, parts
+from flbench.calls import arguments, parts, resumed
 from flbench.comparison.folder import is_comparison
 from flbench.config.sources import Layer, from_values
 from flbench.config.trust import run_code
@@ -84,7 +84,7 @@ def resume(
 
             return comparing.resume(folder, progress=progress, **keys)
         origin = "argument of fl.resume"
-        plain, objects = parts.of_resume(folder, keys)
+        plain, objects = resumed.of_resume(folder, keys)
         given = {name: arguments.plain(value, name, origin) for name, value in plain.items()}
         caller = program(shown=progress, again=parts.again(keys, objects))
         changed, told = from_values(given, origin), (listed(callbacks), listed(logger))

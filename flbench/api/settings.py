@@ -197,12 +197,13 @@ def given(name: str, /, **values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         ConfigError: A key looks like a misspelt argument.
     """
-    from flbench.calls.arguments import check_names
-
     parameters = signature(VERBS[name]).parameters.values()
     known = {one.name: one.default for one in parameters if one.kind is not Parameter.VAR_KEYWORD}
     keys = {key: value for key, value in values.items() if key not in known}
-    check_names(VERBS[name], keys)
+    if keys:
+        from flbench.calls.names import check_names
+
+        check_names(VERBS[name], keys)
     return known | {key: value for key, value in values.items() if key in known}, keys
 
 

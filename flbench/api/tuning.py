@@ -11,7 +11,7 @@ from flbench.api import campaigns, studies
 from flbench.api.caller import Caller, program
 from flbench.api.comparing import methods_of
 from flbench.api.studies import Study
-from flbench.calls import arguments, parts
+from flbench.calls import arguments, parts, resumed
 from flbench.calls.process import preserved
 from flbench.comparison import prepare as comparing
 from flbench.comparison import winners
@@ -96,7 +96,7 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     known = (*parts.SECTIONS, "module", "algorithm")
     parts_given = [name for name in resources if name in known]
     own = {name: resources.pop(name) for name in parts_given}
-    rest, objects = parts.of_resume(path, own, began)
+    rest, objects = resumed.of_resume(path, own, began)
     resources |= {name: value for name, value in rest.items() if value}
     if unknown := [name for name in resources if name not in RESOURCES]:
         raise ConfigError(

@@ -1,9 +1,7 @@
 """Arguments of `fl.run`, `fl.tune` and `fl.partition` as layers of the configuration."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
-from inspect import Parameter, signature
+from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path, PurePath
 from typing import Any, Final, Protocol, runtime_checkable
@@ -74,43 +72,6 @@ def sections(values: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, An
     {'seed': 1, 'data': 'digits', 'train.rounds': 5}
     """
     return {name: values[name] for name in Config.model_fields if name in values} | dict(keys)
-
-
-def check_names(
-    function: Callable[..., Any], keys: Iterable[str], *others: Callable[..., Any]
-) -> None:
-    """Refuse further keys of a call that look like misspelt arguments of the function.
-
-    Unknown keys that look like sections are refused when the configuration is resolved.
-
-    Args:
-        function: The function that the user called, such as `fl.tune`.
-        keys: Names of its further keyword arguments.
-        others: Functions whose arguments it takes besides its own.
-
-    Raises:
-        ConfigError: A key is not a section of the configuration, and an argument has a similar
-            name.
-
-    >>> def tune(methods, trials=None, **keys): ...
-    >>> check_names(tune, ["trails"])
-    Traceback (most recent call last):
-        ...
-    flbench.core.errors.ConfigError: `trails` is not an argument of fl.tune. Did you mean `trials`?
-    """
-    sections = set(Config.model_fields)
-    names = [
-        name
-        for one in (function, *others)
-        for name, parameter in signature(one).parameters.items()
-        if parameter.kind is not Parameter.VAR_KEYWORD
-    ]
-    for key in keys:
-        close = get_close_matches(key, [*names, *sections], n=1)
-        if key not in sections and close and close[0] not in sections:
-            raise ConfigError(
-                f"`{key}` is not an argument of fl.{function.__name__}. Did you mean `{close[0]}`?"
-            )
 
 
 def path_of(path: str | PathLike[str], name: str) -> Path:
