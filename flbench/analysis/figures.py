@@ -41,6 +41,7 @@ MOST_CLASSES: Final = 100  # in a heat map
 MOST_LABELS: Final = 70  # names of classes below a heat map
 MOST_RARE: Final = 8  # classes whose scores have intervals in a picture
 MOST_BESIDE: Final = 6  # methods in that picture
+MOST_BANDS: Final = 8  # methods whose curves have bands
 WIDTH: Final = 9.0  # inches: the pictures of a page
 NARROW: Final = 6.0  # inches: narrower pictures have panels below each other
 SMALL: Final = 7.5  # size of the letters of narrow pictures
@@ -303,18 +304,24 @@ def convergence(analysis: Analysis, place: str, inches: float) -> Picture | None
 
 def _curves(analysis: Analysis, table: pd.DataFrame, panels: Sequence[Axes]) -> None:
     """Draw the curves of a split over rounds, bytes and seconds."""
-    for method in _methods(analysis, table):
-        mine = table[table["method"] == method]
-        # Runs that ended early would leave the mean of later rounds to the others.
-        held = mine.groupby("round")["repetition"].transform("nunique")
-        by_round = mine[held == mine["repetition"].nunique()].groupby("round")
-        mean = by_round[["value", "bytes", "seconds"]].mean()
-        low, high = by_round["value"].min(), by_round["value"].max()
-        style = _line(analysis, method)
-        along = (mean.index.to_numpy(), mean["bytes"].to_numpy(), mean["seconds"].to_numpy())
-        for axes, x in zip(panels, along, strict=True):
-            axes.plot(x, mean["value"], label=in_legend(_label(analysis, method)), **style)
-            axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0)
+    runs = table.groupby("method")["repetition"].nunique()
+    whole = table.groupby(["method", "round"], as_index=False).agg(
+        held=("repetition", "nunique"),
+        low=("value", "min"),
+        high=("value", "max"),
+        **{name: (name, "mean") for name in ("value", "bytes", "seconds")},
+    )
+    # Runs that ended early would leave the mean of later rounds to the others.
+    whole = whole[whole["held"] == whole["method"].map(runs)]
+    for method in _methods(analysis, whole):
+        mine, style = whole[whole["method"] == method], _line(analysis, method)
+        label = in_legend(_label(analysis, method))
+        for axes, along in zip(panels, ("round", "bytes", "seconds"), strict=True):
+            x = mine[along].to_numpy()
+            axes.plot(x, mine["value"].to_numpy(), label=label, **style)
+            if len(runs) <= MOST_BANDS:
+                ends = (mine["low"].to_numpy(), mine["high"].to_numpy())
+                axes.fill_between(x, *ends, color=style["color"], alpha=0.15, lw=0)
 
 
 def prices(analysis: Analysis, place: str, inches: float) -> Picture | None:
@@ -568,8 +575,8 @@ PICTURES: Final[Mapping[str, PictureOf]] = {
     "convergence": PictureOf(
         "Convergence",
         "Mean over repetitions by rounds, bytes and seconds, on validation and on test parts, at"
-        " the rounds that all repetitions of a method have; the band is their range. The seconds of"
-        " a run are shared out evenly over its rounds.",
+        " the rounds that all repetitions of a method have; of at most eight methods, the band is"
+        " their range. The seconds of a run are shared out evenly over its rounds.",
         convergence,
         lacks="the runs do not have the metric by round.",
     ),

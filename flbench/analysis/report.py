@@ -18,7 +18,6 @@ from flbench.core import files
 from flbench.core.text import csv_text, one_line
 from flbench.reports import render
 from flbench.reports.page import Chapter, Page
-from flbench.reports.shown import records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -194,7 +193,7 @@ def tree_of(analysis: Analysis) -> dict[str, Any]:
         },
         "kinds": comparison.kinds,
         "warnings": comparison.warnings,
-        **{name: records(getattr(analysis, name)) for name in FRAMES},
+        **{name: shown.records(getattr(analysis, name)) for name in FRAMES},
         "across": None if analysis.across is None else _across_tree(analysis, analysis.across),
         "runs": [
             {

@@ -19,7 +19,6 @@ from flbench.reports.shown import (
     Shown,
     Write,
     is_missing,
-    records,
     score,
     size,
     tenth,
@@ -124,6 +123,12 @@ def of_metric(name: str) -> Write:
     """Return what writes a metric, `bytes` or `seconds`."""
     known: dict[str, Write] = {"bytes": size, "seconds": tenth}
     return known.get(name, score)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a DataFrame as dicts."""
+    names = [str(name) for name in frame.columns]
+    return [dict(zip(names, row, strict=True)) for row in frame.itertuples(index=False, name=None)]
 
 
 def heading_of(metric: str) -> str:

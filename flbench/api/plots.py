@@ -1,16 +1,19 @@
 """Pictures of a run, as figures of matplotlib that are not part of pyplot's state."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from flbench.core.errors import UserError
+from flbench.core.errors import UserError, did_you_mean
 from flbench.results.reading import VALIDATION
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+
+Known = TypeVar("Known")
 
 
 def curves(run: Any) -> "Figure":
@@ -77,9 +80,21 @@ PICTURES: Final[dict[str, Callable[..., "Figure"]]] = {
 
 def plot(run: Any, name: str, **options: Any) -> "Figure":
     """Draw a picture of a run; see `Run.plot`."""
-    from flbench.reports.picture import named
-
     return named(PICTURES, name)(run, **options)
+
+
+def named(pictures: Mapping[str, Known], name: str) -> Known:
+    """Return the picture of a name.
+
+    Raises:
+        UserError: There is no such picture.
+    """
+    if name not in pictures:
+        raise UserError(
+            f"there is no picture {name!r}.{did_you_mean(str(name), pictures)} There are"
+            f" {', '.join(pictures)}."
+        )
+    return pictures[name]
 
 
 def _at(run: Any, table: "pd.DataFrame", moment: str) -> "pd.DataFrame":

@@ -14,6 +14,7 @@ from flbench.analysis.page import heading
 from flbench.analysis.shown import TABLES, ranks
 from flbench.analysis.tables import Analysis, analyse
 from flbench.api import html
+from flbench.api.plots import named
 from flbench.api.runs import Run
 from flbench.calls import arguments
 from flbench.comparison import archive
@@ -176,7 +177,6 @@ class Comparison:
                 runs do not have what the picture shows.
         """
         from flbench.analysis import figures
-        from flbench.reports.picture import named
 
         one = named({**figures.PICTURES, **figures.ACROSS}, name)
         places = self._analysis.comparison.places

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from flbench.api.plots import named
 from flbench.core.errors import UserError, did_you_mean
-from flbench.reports.picture import named
 from flbench.tuning.report import StudyReport
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from flbench.cli.console import line, notes, text
 from flbench.core.errors import shortened
 from flbench.core.text import one_line
 from flbench.reports import render
-from flbench.reports.shown import Column, Shown, plain, score, size, tenth
+from flbench.reports.shown import Column, Shown, score, size, tenth
 from flbench.reports.terminal import duration
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def print_methods(entries: Sequence[Mapping[str, Any]]) -> None:
         for entry in entries
     ]
     headings = ("name", "paper", "down", "up", "client keeps")
-    render.console(plain("Methods (w: weights, C: classes, D: features)", headings, rows))
+    render.console(render.plain("Methods (w: weights, C: classes, D: features)", headings, rows))
 
 
 def print_method(entry: Mapping[str, Any]) -> None:
@@ -189,7 +189,7 @@ def print_method(entry: Mapping[str, Any]) -> None:
         for one in entry["parameters"]
     ]
     headings = ("name", "default", "range", "unit", "meaning")
-    render.console(plain("Hyper-parameters (algorithm.*)", headings, rows))
+    render.console(render.plain("Hyper-parameters (algorithm.*)", headings, rows))
 
 
 def print_data_sets(entries: Sequence[Mapping[str, Any]], config: "DataConfig") -> None:
@@ -203,7 +203,7 @@ def print_data_sets(entries: Sequence[Mapping[str, Any]], config: "DataConfig") 
         for entry in entries
     ]
     headings = ("name", "what", "classes", "shape", "found")
-    render.console(plain(f"Data sets (data.root={config.root})", headings, rows))
+    render.console(render.plain(f"Data sets (data.root={config.root})", headings, rows))
     line(
         f"A data set NAME is searched as {config.root}/NAME.npz, NAME.zip and NAME/, then in"
         " torchvision's folders. data.path names a file or folder directly."

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import ceil
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 from unicodedata import combining, east_asian_width
 
@@ -12,8 +13,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from flbench.reports.picture import CHARACTER, Picture, in_legend, literal, plain, short
-from flbench.reports.picture import title as wrapped
+from flbench.core.text import one_line
+from flbench.reports.picture import Picture, in_legend, literal, plain, short
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 MOST_NAMED: Final = 30
 """Clients whose names a picture of all clients shows."""
+CHARACTER: Final = 0.6  # mean width of a character, as a share of the font's size
 LINE: Final = 1.25  # height of a line, as a share of the font's size
 WIDE: Final = "@MWmw%"  # letters that need almost twice the mean width
 
@@ -310,3 +312,14 @@ def name_places(axes: Axes, names: Sequence[str], inches: float, size: float = 1
     axes.set_xticks(
         shown, [names[k] for k in shown], rotation=90 if is_upright else 0, fontsize=size
     )
+
+
+def wrapped(text: str, inches: float) -> str:
+    """Return a title in at most three lines that fit into a width.
+
+    Args:
+        text: The title.
+        inches: Width of the figure.
+    """
+    lines = wrap(one_line(text), max(16, int(inches * 72 / (12 * CHARACTER))))
+    return "\n".join(lines if len(lines) <= 3 else [*lines[:2], f"{lines[2][:-3]}..."])

@@ -44,7 +44,7 @@ class Drawn:
 
     @property
     def svg(self) -> str:
-        """The picture as an element of a page, whose text for readers is the title."""
+        """The picture as an element of a page."""
         source = self.file.decode()
         return source[source.find("<svg") :].replace("<svg", '<svg role="img"', 1)
 

@@ -3,10 +3,9 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from textwrap import wrap
 from typing import Any, Final, TypeVar
 
 import matplotlib as mpl
@@ -14,14 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flbench.core import files
-from flbench.core.errors import UserError, did_you_mean
+from flbench.core.errors import UserError
 from flbench.core.text import one_line
 
 Drawing = TypeVar("Drawing", bound=Callable[..., Any])
 
 DOTS: Final = 144  # per inch, twice the size at which a notebook shows the picture
 MOST_CHARACTERS: Final = 24  # of a name beside an axis
-CHARACTER: Final = 0.6  # mean width of a character, as a share of the font's size
 LITERAL: Final[dict[Any, Any]] = {"text.parse_math": False, "text.usetex": False}
 """Names of data, classes, clients and methods may contain `$`, which begins a formula otherwise."""
 
@@ -101,23 +99,6 @@ def check(path: Path) -> None:
         raise UserError(f"the file of a picture must end with .png, .svg or .pdf, got {path}.")
 
 
-Known = TypeVar("Known")
-
-
-def named(pictures: Mapping[str, Known], name: str) -> Known:
-    """Return the picture of a name.
-
-    Raises:
-        UserError: There is no such picture.
-    """
-    if name not in pictures:
-        raise UserError(
-            f"there is no picture {name!r}.{did_you_mean(str(name), pictures)} There are"
-            f" {', '.join(pictures)}."
-        )
-    return pictures[name]
-
-
 def short(name: str, most: int = MOST_CHARACTERS) -> str:
     r"""Return a name as a label: one line of at most 24 characters.
 
@@ -142,14 +123,3 @@ def plain(axes: Axes, **grid: Any) -> None:
     axes.grid(alpha=0.3, **grid)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def title(text: str, inches: float) -> str:
-    """Return a title in at most three lines that fit into a width.
-
-    Args:
-        text: The title.
-        inches: Width of the figure.
-    """
-    lines = wrap(one_line(text), max(16, int(inches * 72 / (12 * CHARACTER))))
-    return "\n".join(lines if len(lines) <= 3 else [*lines[:2], f"{lines[2][:-3]}..."])

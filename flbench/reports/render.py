@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from flbench.core.text import in_cell, in_latex, in_markdown
 from flbench.reports.page import Chapter, Drawn, Page, Part
-from flbench.reports.shown import Shown
+from flbench.reports.shown import Column, Shown
 from flbench.reports.terminal import open_console
 
 PACKAGES: Final = "% \\usepackage{amsmath,booktabs,graphicx,longtable}\n"
@@ -21,6 +21,12 @@ COMMANDS: Final = {"best": "textbf:--rwrap;", "like": "underline:--rwrap;"}
 FIT: Final = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
 """Makes a table smaller where it is wider than the column."""
 UNLIMITED: Final = 10_000  # columns of a console
+
+
+def plain(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> Shown:
+    """Return a table of texts with a heading for each column, such as names and descriptions."""
+    columns = {str(k): Column(name) for k, name in enumerate(headings)}
+    return Shown(title, columns, [dict(zip(columns, row, strict=True)) for row in rows])
 
 
 def markdown(table: Shown, level: int = 2) -> str:

@@ -10,7 +10,7 @@ from flbench.config.schema import BestConfig
 from flbench.config.sources import leaves
 from flbench.metrics import names as metric_names
 from flbench.reports.page import Chapter, Drawn, Page
-from flbench.reports.picture import Picture, in_legend, literal, plain, title
+from flbench.reports.picture import Picture, in_legend, literal, plain, short
 from flbench.reports.shown import Column, Shown, Write, score, significant, size, tenth, whole
 from flbench.results.metrics_file import Row
 from flbench.results.reading import VALIDATION, StoredRun, client_scores
@@ -77,9 +77,7 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
 
 @literal
 def curves(runs: Sequence[tuple[str, Sequence[Row]]], by: BestConfig = BY_ACCURACY) -> Picture:
-    """Draw validation accuracy and training loss over rounds, a line for each run.
-
-    If a run has no validation accuracy, test accuracy is drawn for all runs instead.
+    """Draw validation accuracy (test accuracy, if a run has none) and training loss over rounds.
 
     Args:
         runs: Name and lines of metrics.csv of each run.
@@ -90,7 +88,7 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]], by: BestConfig = BY_ACCURA
     validated = all(_line(rows, "validation", "personal", by.column)[0] for _, rows in runs)
     split = "validation" if validated else "test"
     for k, (name, rows) in enumerate(runs):
-        style = line_style(k) | {"label": in_legend(title(name, 3.0))}
+        style = line_style(k) | {"label": in_legend(short(name, 40))}
         left.plot(*_line(rows, split, "personal", by.column), marker=".", **style)
         right.plot(*_line(rows, "train", "", "loss"), **style)
     left.set(xlabel="round", ylabel=f"{split} {by.title}")
@@ -124,22 +122,22 @@ def _line(rows: Sequence[Row], *which: str) -> tuple[list[int], list[float]]:
 
 def tables(run: StoredRun) -> Iterator[Shown]:
     """Yield the tables of a run: metrics, clients that join later, cohort, clients, classes."""
+    of_clients, of_classes = (
+        [row for row in rows if row["moment"] == "last"] for rows in (run.clients, run.classes)
+    )
     yield _metrics(run)
     if run.summary.get("new_clients"):
         yield _new_clients(run.summary, run.config.client_metric)
     if cohort := run.summary.get("cohort"):
         yield _cohort(cohort)
-    if of_clients := [row for row in run.clients if row["moment"] == "last"]:
+    if of_clients:
         yield _clients(run, of_clients)
-    if of_classes := [row for row in run.classes if row["moment"] == "last"]:
+    if of_classes:
         yield classes(of_classes)
 
 
 def score_of(run: StoredRun) -> Write:
-    """Return what writes the metrics of a run: shares with four decimals, others with four digits.
-
-    Errors, for example, are in the units of the targets.
-    """
+    """Return what writes metrics: shares with four decimals, values in units with four digits."""
     return score if run.config.has_classes else significant
 
 

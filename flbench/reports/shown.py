@@ -7,12 +7,9 @@ numbers.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from flbench.core.text import one_line
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Write = Callable[[Any], str]
 """Writes a value that is not missing as text."""
@@ -143,15 +140,3 @@ def is_missing(value: Any) -> bool:
     if isinstance(value, tuple):
         return not value or is_missing(value[0])
     return value is None or value != value or (isinstance(value, str) and not value)
-
-
-def records(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Return the rows of a DataFrame as dicts."""
-    names = [str(name) for name in frame.columns]
-    return [dict(zip(names, row, strict=True)) for row in frame.itertuples(index=False, name=None)]
-
-
-def plain(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> Shown:
-    """Return a table of texts with a heading for each column, such as names and descriptions."""
-    columns = {str(k): Column(name) for k, name in enumerate(headings)}
-    return Shown(title, columns, [dict(zip(columns, row, strict=True)) for row in rows])

@@ -3,7 +3,8 @@
 from typing import Any
 
 from flbench.analysis.shown import TABLES
-from flbench.reports.shown import Column, Shown, plain, score, tenth, whole
+from flbench.reports import render
+from flbench.reports.shown import Column, Shown, score, tenth, whole
 from flbench.results.study_folder import STATES, Trial, best_trial
 from flbench.tuning.fitting import is_limit
 from flbench.tuning.report import StudyReport
@@ -36,7 +37,7 @@ def parameters(report: StudyReport, method: str) -> Shown | None:
         for axis in report.axes[method]
     )
     headings = ("parameter", "space", "default", "best", "")
-    return plain(f"{method}: trial {won.index} won", headings, rows)
+    return render.plain(f"{method}: trial {won.index} won", headings, rows)
 
 
 def winner(report: StudyReport, method: str) -> str:
