@@ -85,11 +85,11 @@ def reproduce(
     if as_json:
         console.json(made.tree() | {"asked": left, "missing": notes, "files": files})
         return
+    if not made.is_measured and not dry_run:
+        raise UserError("\n".join([f"no cell of {made.paper.name} could be measured.", *notes]))
     console.notes(notes)
     for place_name, labels in left.items():
         console.line(f"{place_name}: {', '.join(labels)}")
-    if not made.is_measured and not dry_run:
-        raise UserError("\n".join([f"no cell of {made.paper.name} could be measured.", *notes]))
     if made.is_measured:
         open_console().print(Markdown(made.markdown(whole=False)))
     for file in files:
