@@ -3,7 +3,7 @@
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -16,27 +16,11 @@ from flbench.core.errors import UserError, did_you_mean
 from flbench.results import metrics_file, study_folder
 from flbench.results.study_folder import Trial
 from flbench.results.summary import evaluated_rounds
-from flbench.tuning import tables
-from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
 from flbench.tuning.reported import reported
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-TRIALS: Final = {
-    "method": "str",
-    "trial": "int64",
-    "state": "str",
-    "score": "float64",
-    "loss": "float64",
-    "round": "int64",
-    "rounds": "int64",
-    "seconds": "float64",
-    "attempts": "int64",
-    "reason": "str",
-}
-"""Columns of `Study.trials` with their types; the parameters stand before `attempts`."""
 
 
 def report_of(path: Path) -> StudyReport:
@@ -93,28 +77,11 @@ class Study:
         scheduler), `running`, `diverged` or `failed`; `score` float64, the validation metric at the
         last evaluation; `loss` float64, the validation loss after the last round, which decides
         between equal scores; `round` and `rounds` int64, those done and those asked for; `seconds`
-        float64; a column for each hyper-parameter by its dotted key, missing where the method does
-        not have it; `attempts` int64; `reason` str, why it failed.
+        float64; `winner` bool, whether it is the best of its method; a column for each
+        hyper-parameter by its dotted key, missing where the method does not have it; `attempts`
+        int64; `reason` str, why it failed.
         """
-        keys = list(dict.fromkeys(key for trial in self._study.trials for key in trial.params))
-        rows = [
-            {
-                "method": trial.method,
-                "trial": trial.index,
-                "state": trial.state,
-                "score": trial.score,
-                "loss": trial.loss,
-                "round": trial.round,
-                "rounds": trial.rounds,
-                "seconds": (trial.seconds or {}).get("total"),
-                **{key: trial.params.get(key) for key in keys},
-                "attempts": trial.attempts,
-                "reason": trial.reason or "",
-            }
-            for trial in self._study.trials
-        ]
-        names = list(TRIALS)
-        return pd.DataFrame(rows, columns=[*names[:-2], *keys, *names[-2:]]).astype(TRIALS)
+        return self.report.trials
 
     def results(self) -> pd.DataFrame:
         """Return the trials of the search in the form of Ray Tune's `ResultGrid.get_dataframe()`.
@@ -214,7 +181,7 @@ class Study:
     @property
     def notes(self) -> list[str]:
         """Facts that make a comparison unfair or unfinished, and failures; one sentence each."""
-        return [*self.report.notes, *find_failures(self.report)]
+        return self.report.said
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -230,13 +197,13 @@ class Study:
         )
 
     def _repr_html_(self) -> str:
-        winners = [tables.winner(self.report, method) for method in self.methods]
+        winners = [self.report.best(method) for method in self.methods]
         facts = {key: self.report.facts[key] for key in ("data", "budget", "metric", "search")}
         return html.card(
             self.report.heading,
             html.facts(facts | {"folder": str(self.path)}),
             html.prose("\n\n".join(self.report.answer)),
-            *map(html.block, tables.comparison(self.report)),
+            *map(html.block, self.report.tables),
             html.heading("Best parameters"),
             html.notes([winner for winner in winners if winner]),
             html.heading("Notes") if self.notes else "",

@@ -57,7 +57,7 @@ def _comparison(report: StudyReport, method: str | None) -> "Figure":
     place = report.study.header.dataset
     figure = None if report.analysis is None else figures.draw(report.analysis, "leaders", place)
     if figure is None:
-        raise UserError(_missing(report, "no final training has finished"))
+        raise UserError(_missing(report, "no cell has finished"))
     return figure
 
 
@@ -73,10 +73,8 @@ PICTURES: Final[Mapping[str, Draw]] = {
 
 def _drawable(report: StudyReport, method: str | None) -> str:
     """Return the name of a method with a trial that has a score, and a searched parameter."""
-    from flbench.tuning.study_page import drawable
-
     name = _method(report, method)
-    if not drawable(report, name):
+    if not report.is_drawable(name):
         raise UserError(_missing(report, f"no trial of `{name}` has a score"))
     return name
 

@@ -25,13 +25,13 @@ from flbench.jobs.samples import LoadedSamples
 from flbench.results import study_folder
 from flbench.tracking import mirror
 from flbench.tracking.store import NamedBy
-from flbench.tuning.failures import search_failure
+from flbench.tuning.report import search_failure
 from flbench.tuning.request import require_ray_tune
 from flbench.workers import fork_server
 from flbench.workers.ray_resources import CELL
 
 if TYPE_CHECKING:
-    from flbench.tuning.cost import StudyCost
+    from flbench.tuning.cost import Plan
     from flbench.tuning.prepare import PreparedStudy
     from flbench.tuning.study import StudyFolder
     from flbench.workers.ray_driver import RayDriver
@@ -174,7 +174,7 @@ def start(
             _check_partitions(prepared, objects)
             if caller.shown:
                 with preserved():
-                    caller.tell(cost.measure(prepared).sentences())
+                    caller.tell(cost.measure(prepared).sentences)
         # The cluster is checked before a folder is made.
         with ExitStack() as stack:
             driver = stack.enter_context(cluster(prepared.resources))
@@ -183,7 +183,7 @@ def start(
             return _carry_out(folder, prepared, caller, _store_named_by(prepared), objects, driver)
 
 
-def plan(layers: dict[str, list[Layer]], options: dict[str, Any], caller: Caller) -> "StudyCost":
+def plan(layers: dict[str, list[Layer]], options: dict[str, Any], caller: Caller) -> "Plan":
     """Check a study, and estimate its cost; nothing is written or trained to the end.
 
     Args:
@@ -269,7 +269,7 @@ def failure(ending: StudyEnding) -> str | None:
     if reason is None and ending.lost:
         reason = f"all cells of {', '.join(ending.lost)} failed."
     again = f"\nResume with: {ending.resume}" if ending.resume else ""
-    return reason and f"{path}: {reason} All reasons are in {path / 'study.md'}.{again}"
+    return reason and f"{path}: {reason} All reasons are in {path / 'report.md'}.{again}"
 
 
 def _store_named_by(prepared: "PreparedStudy") -> NamedBy:
@@ -295,10 +295,10 @@ def _carry_out(
         objects: Objects of the user, by the section of the configuration that they stand for.
         driver: Driver of the cluster for the search; None if its trials have ended.
     """
-    from flbench.tuning import search, study_page
+    from flbench.tuning import search
 
     def report() -> None:
-        study_page.write(studies.report_of(path))
+        studies.report_of(path).write(path)
 
     request, path = prepared.request, folder.path
     failures: tuple[str, ...] = ()

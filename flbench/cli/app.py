@@ -258,7 +258,7 @@ def report(
         words(
             "FOLDER ...",
             "Folders of runs and studies, archives of flbench pack, or folders above them. Of a"
-            " study, the final trainings are compared.",
+            " study, the cells are compared, with the search before them.",
         ),
     ],
     *,
@@ -267,8 +267,8 @@ def report(
         option(
             "--out",
             "DIR",
-            "Folder of the report (default: that of the comparison; FOLDER/report for a study, and"
-            " for a comparison with other options; otherwise report).",
+            "Folder of the report (default: that of the comparison or the study, or FOLDER/report"
+            " with other options; otherwise report).",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -5,7 +5,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flbench.cli import console
+from flbench.cli import console, tables
 from flbench.core.errors import UserError
 from flbench.reports import render, shown
 from flbench.results import study_folder
@@ -32,12 +32,27 @@ def report(
 
     if missing := [path for path in paths if not path.exists()]:
         raise UserError(f"{missing[0]} does not exist.")
-    found = verbs.report(list(paths), **asked)
     defaults = signature(verbs.report).parameters
     others = {name: value for name, value in asked.items() if name != "long"}
     is_own = all(value in (None, defaults[name].default) for name, value in others.items())
+    if len(paths) == 1 and study_folder.is_study(paths[0]) and not any(asked.values()):
+        _report_study(paths[0], paths[0] if out is None else out, as_json=as_json)
+        return
+    found = verbs.report(list(paths), **asked)
     folder = found.write(_folder(paths, is_own=is_own) if out is None else out)
     print_report(found, folder, as_json=as_json)
+
+
+def _report_study(path: Path, folder: Path, *, as_json: bool) -> None:
+    """Write the report of a study, finished or not, and print it."""
+    from flbench.api import studies
+
+    found = studies.report_of(path)
+    found.write(folder)
+    if as_json:
+        console.json({**found.tree, "path": str(folder)})
+    else:
+        tables.print_study(found, folder)
 
 
 def pack(paths: Sequence[Path], file: Path) -> None:
@@ -73,4 +88,4 @@ def _folder(paths: Sequence[Path], *, is_own: bool) -> Path:
     path = paths[0]
     if (path / "comparison.json").is_file():
         return path if is_own else path / FOLDER
-    return path / FOLDER if study_folder.is_study(path) else FOLDER
+    return FOLDER

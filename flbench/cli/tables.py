@@ -126,18 +126,15 @@ def print_study(report: "StudyReport", path: Path) -> None:
         report: The results.
         path: The study folder as users know it.
     """
-    from flbench.tuning import tables
-    from flbench.tuning.failures import find_failures
-
     line(f"{report.heading} ({report.facts['budget']})\n")
-    for table in (*tables.comparison(report), tables.trials(report)):
+    for table in (*report.tables, report.table):
         render.console(table)
     for sentence in report.answer:
         line(sentence)
     for method in report.study.methods:
-        if sentence := tables.winner(report, method):
+        if sentence := report.best(method):
             line(sentence)
-    notes([*report.notes, *find_failures(report)])
+    notes(report.said)
     page = path / "report.html"
     line(str(page if page.is_file() else path))
 

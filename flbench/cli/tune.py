@@ -73,7 +73,7 @@ def tune(given: CommandLine, *, options: dict[str, Any], dry_run: bool, as_json:
         options: Fields of `flbench.tuning.request.TuneRequest`.
         dry_run: Whether to print the plan and its estimated cost, and train nothing.
         as_json: Whether to print JSON: what `flbench show --json` prints of the study, or with
-            `dry_run` the plan, see `flbench.tuning.cost.StudyCost.tree`.
+            `dry_run` the plan, see `flbench.tuning.cost.measure`.
     """
     if not given.methods:
         raise UserError("name the methods to tune, for example flbench tune hfcd fedavg.")
@@ -83,9 +83,9 @@ def tune(given: CommandLine, *, options: dict[str, Any], dry_run: bool, as_json:
     if dry_run:
         cost = tuning.plan(of_methods, options, Caller())
         if as_json:
-            console.json(cost.tree())
+            console.json(cost.tree)
         else:
-            for sentence in cost.sentences():
+            for sentence in cost.sentences:
                 console.line(sentence)
         return
     command = ["flbench", *sys.argv[1:]]

@@ -25,7 +25,6 @@ OF_RESULTS: Final = (
 )
 OF_CAMPAIGN: Final = (
     *("study.json", "comparison.json", "failures.json", "report.html", "report.md", "report.json"),
-    *("trials.csv", "results.json", "study.md"),
 )
 TABLES: Final = (
     *("leaderboard", "scores", "pairs", "classes", "clients", "client_spread", "new_clients"),

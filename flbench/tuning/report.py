@@ -1,27 +1,53 @@
-"""Results of a study: comparison of its methods, axes, importances, and notes for the reader."""
+"""The report of a study: its search, before the comparison of its methods."""
 
+import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
 
 from flbench.analysis import answer
-from flbench.analysis.statistics import CLAIM_FROM
+from flbench.analysis import report as comparison_report
+from flbench.analysis.report import Extra
+from flbench.analysis.shown import TABLES
 from flbench.analysis.tables import Analysis
-from flbench.results.study_folder import DIGITS, PERSONAL, StoredStudy
+from flbench.reports import render
+from flbench.reports.page import Chapter, Drawn, Part
+from flbench.reports.shown import Column, Shown, score, tenth, whole
+from flbench.results.study_folder import DIGITS, PERSONAL, STATES, StoredStudy, Trial, best_trial
+from flbench.tuning import study_figures
+from flbench.tuning.fitting import is_limit
 from flbench.tuning.importance import Importance, importance
 from flbench.tuning.reading import parameters
 from flbench.tuning.reported import of_deployment
-from flbench.tuning.search_space import Parameter
+from flbench.tuning.search_space import Parameter, shown
 
-GAINS = {
+GAINS: Final = {
     "better": "tuning helped {}",
     "worse": "tuning harmed {}",
     "no significant difference": "tuning made no significant difference for {}",
     "no claim": "there is no claim about tuning for {}",
 }
-OPPOSITE = {"better": "worse", "worse": "better"}
 """What the test of the tuned against the default parameters says, by its verdict."""
+OPPOSITE: Final = {"better": "worse", "worse": "better"}
+TRIALS: Final = {
+    "method": "str",
+    "trial": "int64",
+    "state": "str",
+    "score": "float64",
+    "loss": "float64",
+    "round": "int64",
+    "rounds": "int64",
+    "seconds": "float64",
+    "winner": "bool",
+    "attempts": "int64",
+    "reason": "str",
+}
+"""Columns of the table of the trials with their types; the parameters stand before `attempts`."""
 
 
 @dataclass(frozen=True)
@@ -39,32 +65,60 @@ class StudyReport:
     analysis: Analysis | None = None
     why_not: str | None = None
 
-    @cached_property
-    def answer(self) -> tuple[str, ...]:
-        """What tuning changed for each method, and which method is best, in sentences."""
+    def write(self, folder: Path) -> None:
+        """Write the report: the search and, if there is one, the comparison; see `report.write`."""
+        comparison_report.write(folder, self.analysis, self.extra)
+
+    @property
+    def extra(self) -> Extra:
+        """What the report has besides the comparison."""
+        methods = [Chapter(name, [*self._parts(name)]) for name in self.study.methods]
+        search: list[Part] = [self.budget, self.table, self._progress()]
+        if self.failures:
+            search.append(Chapter("Trials that failed or have no score", [self.failures]))
+        tree = asdict(self.study.header) | {"notes": self.notes, "failures": self.failures}
+        tree["methods"] = {method: self._found(method) for method in self.study.methods}
+        return Extra(
+            self.heading,
+            self.gains,
+            self.notes,
+            self.facts,
+            [Chapter("Search", search), *methods],
+            {"search": tree},
+            {"trials": self.trials},
+        )
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """The whole report as values of JSON."""
+        found: dict[str, Any] = json.loads(comparison_report.json_of(self.analysis, self.extra))
+        return found
+
+    @property
+    def gains(self) -> list[str]:
+        """What tuning changed for each method, in a sentence; none before the comparison."""
         if self.analysis is None:
-            return ()
+            return []
+        comparison, pairs = self.analysis.comparison, self.analysis.pairs
         said: dict[str, list[str]] = {text: [] for text in GAINS.values()}
-        pairs = self.analysis.pairs
-        rows = pairs[pairs["metric"] == self.analysis.comparison.metric]
+        rows = pairs[pairs["metric"] == comparison.metric]
         for first, second, verdict in rows[["first", "second", "verdict"]].itertuples(index=False):
             method = min(first, second)
             if max(first, second) == f"{method} tuned":  # the verdict is about the first one
                 found = OPPOSITE.get(verdict, verdict) if first == method else verdict
                 said[GAINS[found]].append(method)
-        kept = [name for name in self.study.methods if self._kept_defaults(name)]
+        won = {name: self.study.winner(name) for name in self.study.methods}
+        kept = [name for name, one in won.items() if one is not None and one.index == 0]
         said["no trial was better than the default parameters of {}"] = kept
         parts = [text.format(answer.listing(names)) for text, names in said.items() if names]
-        comparison = self.analysis.comparison
         population = comparison.sampling_at(comparison.places[0]).population
-        gains = f"{': '.join(filter(None, [population, '; '.join(parts)]))}."
-        gains = gains[:1].upper() + gains[1:]
-        return (*([gains] if parts else []), *self.analysis.answer)
+        sentence = ": ".join(filter(None, [population, "; ".join(parts)]))
+        return [f"{sentence[:1].upper()}{sentence[1:]}."] if parts else []
 
-    def _kept_defaults(self, method: str) -> bool:
-        """Return whether the default parameters of a method have won its search."""
-        won = self.study.winner(method)
-        return self.study.is_searched and won is not None and won.index == 0
+    @property
+    def answer(self) -> list[str]:
+        """What tuning changed for each method, and which method is best, in sentences."""
+        return [*self.gains, *(self.analysis.answer if self.analysis else ())]
 
     @cached_property
     def axes(self) -> Mapping[str, list[Parameter]]:
@@ -101,14 +155,14 @@ class StudyReport:
             if header.deployment == PERSONAL
             else f"the deployment `{header.deployment}`"
         )
+        on = " on the partition of the search" if header.vary == "training" else " and partition"
         return {
             "data": f"{header.dataset}, {header.scheme}",
             "partition of the search": header.partition_hash or "-",
             "budget": f"{count(header.trials, 'trial')} of {count(header.rounds, 'round')} for"
-            f" each method, then {count(header.seeds, 'final training')} of the defaults and of the"
-            f" winner, {self._what_varies}",
-            "metric": f"{answer.words(header.metric)} of {models}: of trials after the last round,"
-            " of final trainings at the best round by validation accuracy",
+            f" each method, then {count(header.seeds, 'repetition')} of the default and of the best"
+            f" parameters, each with another seed{on}",
+            "metric": f"{answer.words(header.metric)} of {models}",
             "search": f"{header.search}, scheduler {header.scheduler}, seed {header.seed}",
             "begun": header.created,
             "git revision": header.git_revision or "-",
@@ -116,64 +170,34 @@ class StudyReport:
         }
 
     @property
-    def _what_varies(self) -> str:
-        """What differs between final trainings, in words."""
-        if self.study.header.vary == "training":
-            return "each with another seed, on the partition of the search"
-        return "each with another seed and another partition"
-
-    @property
     def budget(self) -> str:
         """Explanation of the equal budget."""
-        early = (
-            " The scheduler stops poor trials early, so the numbers of trained rounds differ; they"
-            " are listed below."
-            if self.study.header.scheduler == "asha"
-            else ""
-        )
         return (
-            "Equal budget: each method has the same number of trials with the same number of"
-            " rounds, on the same partition and with the same cohorts. Trial 0 has the method's"
-            " default hyper-parameters. Trials are scored on validation parts only, after the last"
-            " round, and the best finished trial wins; the validation loss decides between equal"
-            " scores. Test parts are used in final trainings only,"
-            f" {self._what_varies}; test metrics are those of the best round by validation"
-            f" accuracy, and the column last round has the means after the last round.{early}"
+            "Each method has the same number of trials with the same number of rounds, on the same"
+            " partition and with the same cohorts; a scheduler may stop trials early. Trial 0 has"
+            " the default hyper-parameters. Trials are scored on validation parts only, after the"
+            " last round, and the best finished trial wins; the validation loss decides between"
+            " equal scores."
         )
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the reader: unfinished trials, unequal budgets, too few seeds."""
+        """Notes on the search: unfinished trials, unequal budgets, scores that tell nothing."""
         study, notes = self.study, list(self.study.left_out)
-        if running := [trial for trial in study.trials if trial.state == "running"]:
-            notes.append(
-                f"Unfinished: {count(len(running), 'trial')} still running or interrupted."
-            )
+        if running := sum(trial.state == "running" for trial in study.trials):
+            notes.append(f"Unfinished: {count(running, 'trial')} still running or interrupted.")
         started = Counter(trial.method for trial in study.trials)
-        short = {
-            method: started[method]
-            for method in study.methods
-            if started[method] < study.header.trials
-        }
+        short = [name for name in study.methods if started[name] < study.header.trials]
         if short:
-            few = ", ".join(f"{number} of {method}" for method, number in short.items())
+            few = ", ".join(f"{started[name]} of {name}" for name in short)
             notes.append(
                 f"The budget is not equal yet: of {study.header.trials} trials each, {few} have"
                 " begun."
             )
-        seeds = study.header.seeds
-        if seeds == 0:
-            notes.append(
-                "No seeds: there are no final trainings, and test parts were not evaluated."
-            )
-        elif seeds == 1:
-            notes.append("One seed: there is no interval, and no difference is claimed.")
-        elif seeds < CLAIM_FROM:
-            notes.append("Two seeds: too few for an interval, and no difference is claimed.")
+        if not study.header.seeds:
+            notes.append("No repetitions (`seeds=0`): test parts were not evaluated.")
         for method in study.methods:
             notes += self._undecided(method)
-        if self.analysis is not None:
-            notes += self.analysis.comparison.warnings
         return [*notes, self.why_not] if self.why_not else notes
 
     def _undecided(self, method: str) -> list[str]:
@@ -199,6 +223,218 @@ class StudyReport:
             f"{method}: {near} trials within about one validation sample ({sample:.4f}) of the best"
             f" validation {self.metric}; the validation loss decides between equal scores."
         ]
+
+    @property
+    def said(self) -> list[str]:
+        """All notes on the study: on its search, on trials that failed, and on its comparison."""
+        warnings = self.analysis.comparison.warnings if self.analysis else ()
+        return [*self.notes, *self.failures, *warnings]
+
+    @property
+    def tables(self) -> list[Shown]:
+        """The tables of the console: leaderboard and differences of the comparison."""
+        if self.analysis is None:
+            return []
+        names, places = ("leaderboard", "pairs"), self.analysis.comparison.places
+        return [one for name in names for at in places for one in TABLES[name](self.analysis, at)]
+
+    @property
+    def failures(self) -> list[str]:
+        """A sentence for each trial that failed or has no score, and for each lost method."""
+        lines = [line for trial in self.study.trials if (line := _failure(trial, self.metric))]
+        lost = [name for name in self.study.methods if self.study.winner(name) is None]
+        return lines + [
+            f"{name}: no trial has finished with a score, so there is no winner."
+            for name in lost
+            if self.study.trials_of(name)
+        ]
+
+    @property
+    def trials(self) -> pd.DataFrame:
+        """The trials, one per row; see `fl.Study.trials`."""
+        trials = self.study.trials
+        keys = list(dict.fromkeys(key for trial in trials for key in trial.params))
+        winners = [self.study.winner(method) for method in self.study.methods]
+        rows = [
+            {
+                **{name: getattr(trial, name, None) for name in TRIALS},
+                "trial": trial.index,
+                "seconds": (trial.seconds or {}).get("total"),
+                "winner": trial in winners,
+                **{key: trial.params.get(key) for key in keys},
+                "reason": trial.reason or "",
+            }
+            for trial in trials
+        ]
+        names = list(TRIALS)
+        return pd.DataFrame(rows, columns=[*names[:-2], *keys, *names[-2:]]).astype(TRIALS)
+
+    @property
+    def table(self) -> Shown:
+        """The table of the trials by method: scores, states, and the cost of the search."""
+        rows: list[dict[str, Any]] = []
+        for method in self.study.methods:
+            mine, won = self.study.trials_of(method), self.study.winner(method)
+            first = best_trial([trial for trial in mine if trial.index == 0])
+            rows.append(
+                {
+                    "method": method,
+                    "default": None if first is None else first.score,
+                    "best": None if won is None else won.score,
+                    **{state: sum(trial.state == state for trial in mine) for state in STATES},
+                    "not begun": max(0, self.study.header.trials - len(mine)),
+                    "retried": sum(trial.attempts > 1 for trial in mine),
+                    "rounds": sum(trial.round for trial in mine),
+                    "seconds": sum((trial.seconds or {}).get("total", 0.0) for trial in mine),
+                }
+            )
+        counts = [*STATES, "not begun", "retried", "rounds"]
+        return Shown(
+            "Trials of the search",
+            {
+                "method": Column("method"),
+                **{name: Column(name, score) for name in ("default", "best")},
+                **{name: Column(name, whole) for name in counts},
+                "seconds": Column("seconds", tenth),
+            },
+            rows,
+            f"Default and best: validation {self.metric} of the default trial and of the best one,"
+            " each from one training with the seed of the study; the score of the best of many"
+            " trials is optimistic. Stopped: by the scheduler. Rounds and seconds are sums over all"
+            " trials.",
+        )
+
+    def parameters(self, method: str) -> Shown | None:
+        """Return the table of a method's best hyper-parameters; None while there is none."""
+        won = self.study.winner(method)
+        if won is None:
+            return None
+        defaults = self.study.header.methods[method].defaults
+        rows = [
+            (
+                axis.path,
+                axis.values,
+                shown(defaults[axis.path]) if axis.path in defaults else "-",
+                shown(won.params[axis.path]) if axis.path in won.params else "not set",
+                edge(axis, won, method),
+            )
+            for axis in self.axes[method]
+        ]
+        headings = ("parameter", "space", "default", "best", "")
+        return render.plain(f"{method}: trial {won.index} won", headings, rows)
+
+    def best(self, method: str) -> str:
+        """Return a method's best hyper-parameters as one line, with warnings; "" without any."""
+        won = self.study.winner(method)
+        if won is None:
+            return ""
+        values = ", ".join(f"{path}={shown(value)}" for path, value in won.params.items())
+        edges = [f"{path} {warning}" for path, warning in self._edges(method).items()]
+        return "; ".join([f"{method}, trial {won.index}: {values}", *edges])
+
+    def is_drawable(self, method: str) -> bool:
+        """Return whether a method has a trial with a score, and a parameter that is searched."""
+        scored = any(trial.score is not None for trial in self.study.trials_of(method))
+        return scored and any(not axis.fixed for axis in self.axes[method])
+
+    def _edges(self, method: str) -> dict[str, str]:
+        """Return warnings about best values at an end of their range, by parameter."""
+        won = self.study.winner(method)
+        found = {} if won is None else {a.path: edge(a, won, method) for a in self.axes[method]}
+        return {path: warning for path, warning in found.items() if warning}
+
+    def _found(self, method: str) -> dict[str, Any]:
+        """Return the entries of report.json on the best trial of a method."""
+        won, entry = self.study.winner(method), self.study.header.methods[method]
+        best = won and {"index": won.index, "score": won.score, "params": won.params}
+        return {
+            "space": entry.space,
+            "defaults": entry.defaults,
+            "winner": best,
+            "at_the_edge": self._edges(method),
+            "importance": self.importances[method].shares,
+            "importance_note": self.importances[method].why,
+        }
+
+    def _progress(self) -> Drawn:
+        return Drawn(
+            "progress",
+            "Best score so far",
+            f"Validation {self.metric} of finished trials.",
+            study_figures.progress(
+                {name: self.study.trials_of(name) for name in self.study.methods}, self.metric
+            ),
+        )
+
+    def _parts(self, method: str) -> Iterator[Part]:
+        """Yield the best parameters of a method, and the pictures of its search."""
+        yield self.parameters(method) or "No trial has finished with a score yet."
+        if not self.is_drawable(method):
+            return
+        axes, trials = self.axes[method], self.study.trials_of(method)
+        yield Drawn(
+            f"{method}-parallel",
+            "All trials",
+            f"Each line is a trial, coloured by its validation {self.metric}. The best trial is"
+            " bold; trials that did not finish are dashed.",
+            study_figures.parallel(axes, trials, self.metric),
+            is_map=True,
+        )
+        found = self.importances[method]
+        if found.shares:
+            yield Drawn(
+                f"{method}-importance",
+                "Importance of the parameters",
+                "fANOVA over the finished trials: share of the score's variance that each parameter"
+                f" explains alone, normalized to a sum of 1. {found.why}".strip(),
+                study_figures.shares(found.shares),
+            )
+        else:
+            yield f"Importance of the parameters: {found.why}"
+        yield Drawn(
+            f"{method}-scatter",
+            "Score over each parameter",
+            "The star is the best trial; trials that did not finish are hollow.",
+            study_figures.scatter(axes, trials, self.metric),
+        )
+
+
+def edge(axis: Parameter, won: Trial, method: str) -> str:
+    """Return a warning if the best value lies at an end of its range; "" otherwise."""
+    end = axis.end(won.params.get(axis.path))
+    if end is None:
+        return ""
+    what = ", which is a limit of the parameter itself" if is_limit(axis, end, method) else ""
+    return f"at the {end} end{what or ': widen the space'}"
+
+
+def search_failure(study: StoredStudy) -> str | None:
+    """Return why a study, or a method of it, has no result; None if each method has a winner.
+
+    The sentences name the first reason of each method without a trial that finished with a score.
+    """
+    lost = [method for method in study.methods if study.winner(method) is None]
+    if not lost:
+        return None
+    reasons = {
+        method: next((trial.reason for trial in study.trials_of(method) if trial.reason), None)
+        for method in lost
+    }
+    which = "" if len(lost) == len(study.methods) else f" of {', '.join(lost)}"
+    said = [f"{method}: {reason}" for method, reason in reasons.items() if reason]
+    return " ".join([f"no trial{which} finished with a score.", *said])
+
+
+def _failure(trial: Trial, metric: str) -> str:
+    """Return why a trial of the search has no score, or failed; "" if neither is the case."""
+    where = f"{trial.method}, trial {trial.index}"
+    if trial.state == "finished" and trial.score is None:
+        return f"{where}: finished without a score: the validation parts have no {metric}."
+    if trial.state not in ("failed", "diverged"):
+        return ""
+    again = f" ({trial.attempts} attempts)" if trial.attempts > 1 else ""
+    why = trial.reason or "no reason is given."
+    return f"{where}: {trial.state} after {count(trial.round, 'round')}{again}: {why}"
 
 
 def count(number: int, what: str) -> str:

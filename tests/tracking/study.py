@@ -66,7 +66,7 @@ def make(folder: Path, runs: dict[str, Path], *, cells: bool = True) -> Path:
         for label in (f"{method} tuned", method) if cells else ():
             for seed in range(1, SEEDS + 1):
                 cell(study, run, label, seed, {})
-    for name in ("trials.csv", "study.md", "results.json", "report.html"):
+    for name in ("report.md", "report.json", "report.html"):
         (study / name).write_text("{}")
     for name in ("partition.npz", "partition.json"):
         shutil.copy(next(iter(runs.values())) / name, study)

@@ -146,7 +146,7 @@ def test_study_has_its_settings_its_files_and_a_figure_for_each_method(whole):
 
     assert found.data.params["trials"] == str(len(study.TRIALS))
     there = {item.path for item in whole.store.client.list_artifacts(found.info.run_id)}
-    assert there >= {"study.md", "trials.csv", "results.json", "report.html", "partition.png"}
+    assert there >= {"report.md", "report.json", "report.html", "partition.png"}
     labels = [f"{method}{suffix}" for method in METHODS for suffix in ("", " tuned")]
     assert found.data.metrics == {
         f"accuracy/{label}": whole.by_key[f"methods/{label}"].data.metrics["accuracy"]

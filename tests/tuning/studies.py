@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flbench.results import metrics_file
+from flbench.results.metrics_file import Row
+
 SPACE = {
     "algorithm.tau": {"loguniform": [0.01, 10.0]},
     "algorithm.groups": {"int": [2, 8]},
@@ -62,17 +65,38 @@ def trial(
     return tree
 
 
-def cell(path: Path, run: Path, label: str, seed: int, test: Mapping[str, Any]) -> Path:
+def cell(
+    path: Path,
+    run: Path,
+    label: str,
+    seed: int,
+    test: Mapping[str, Any],
+    last: Mapping[str, Any] | None = None,
+) -> Path:
     """Write a cell of a method with a label: a copy of a run folder whose test figures are these.
 
-    Its seed is given, its partition is that of the run.
+    Its seed is given, its partition is that of the run. Its best round is the last one, unless
+    figures of the last one are given.
     """
     folder = path / "cells" / f"{label.replace(' ', '_')}-digits-seed{seed}"
     shutil.copytree(run, folder)
     summary = json.loads((folder / "summary.json").read_text())
-    summary["last"]["test"] |= test
-    summary["last"]["validation"] |= test
-    summary["best"] = summary["last"]
+    after = summary["last"]["round"]
+    found = {"last": (after, test), "best": (after, test)}
+    if last is not None:
+        found = {"last": (after, last), "best": (after - 1, test)}
+    lines = []
+    for moment, (number, figures) in found.items():
+        summary[moment] = json.loads(json.dumps(summary["last"])) | {"round": number}
+        for split in ("test", "validation"):
+            summary[moment][split] |= figures
+            lines += [
+                Row(number, split, deployment, name, value)
+                for deployment, metrics in _by_deployment(figures).items()
+                for name, value in metrics.items()
+            ]
+    with (folder / "metrics.csv").open("a") as file:
+        file.write(metrics_file.to_text(lines))
     write(folder / "summary.json", summary | {"seed": seed})
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub(r"(?m)^seed: \d+", f"seed: {seed}", config))
@@ -86,6 +110,11 @@ def cell(path: Path, run: Path, label: str, seed: int, test: Mapping[str, Any]) 
     tree["cells"].append({**entry, "repetition": seed - 1, "scheme": "dirichlet"})
     write(file, tree)
     return folder
+
+
+def _by_deployment(figures: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    own = {name: value for name, value in figures.items() if not isinstance(value, dict)}
+    return {"personal": own, **{k: v for k, v in figures.items() if isinstance(v, dict)}}
 
 
 def _comparison(header: Mapping[str, Any]) -> dict[str, Any]:

@@ -172,7 +172,8 @@ def cells_of(study: Path) -> dict[str, list[Path]]:
 @needs("mlflow")
 @pytest.mark.mlflow
 def test_a_study_ends_in_the_table_of_its_cells(study):
-    results = json.loads((study / "results.json").read_text())
+    report = json.loads((study / "report.json").read_text())
+    results = report["search"]
     for method in ("fedper", "hfcd"):
         trials = [json.loads(f.read_text()) for f in study.glob(f"trials/{method}/*/trial.json")]
         winner = results["methods"][method]["winner"]
@@ -185,7 +186,7 @@ def test_a_study_ends_in_the_table_of_its_cells(study):
         name: np.mean([rare_recall(run) for run in runs]) for name, runs in cells_of(study).items()
     }
 
-    found = {row["method"]: row["mean"] for row in results["comparison"]["leaderboard"]}
+    found = {row["method"]: row["mean"] for row in report["leaderboard"]}
 
     assert found == pytest.approx(expected, abs=1e-12)
     tuned = {f"{name} tuned" for name, one in results["methods"].items() if one["winner"]["index"]}
@@ -199,7 +200,7 @@ def test_a_study_ends_in_the_table_of_its_cells(study):
 def test_the_report_of_a_study_has_the_table_that_the_study_ended_with(study, folder):
     flbench(folder, "report", str(study), "--metric", "rare_recall", "--out", "of-the-study")
 
-    own = json.loads((study / "results.json").read_text())["comparison"]["leaderboard"]
+    own = json.loads((study / "report.json").read_text())["leaderboard"]
     found = json.loads((folder / "of-the-study" / "report.json").read_text())["leaderboard"]
 
     assert {row["method"]: row["mean"] for row in found} == {
@@ -250,7 +251,7 @@ def test_the_best_parameters_of_a_study_are_compared_with_other_methods(study, f
     )
 
     [cell] = (folder / "tuned").glob("*/cells/hfcd*")
-    winner = json.loads((study / "results.json").read_text())["methods"]["hfcd"]["winner"]
+    winner = json.loads((study / "report.json").read_text())["search"]["methods"]["hfcd"]["winner"]
     algorithm = fl.load(cell).config.algorithm
     for key, value in winner["params"].items():
         assert getattr(algorithm, key.removeprefix("algorithm.")) == value
