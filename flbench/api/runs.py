@@ -35,16 +35,14 @@ def _table(run: reading.StoredRun, name: str) -> "pd.DataFrame":
         return tables.metrics(run.rows)
     if name in ("per_class", "confusion"):
         run.check_classes()
-        columns = tables.PER_CLASS if name == "per_class" else tables.CONFUSION
-        table = tables.read(run.path / f"{name}.csv", columns)
-        return table if name == "confusion" else tables.both_moments(table)
-    columns = tables.CLIENTS if run.config.has_classes else tables.TARGET_CLIENTS
-    if name == "new_clients":
-        has_classes = run.config.has_classes
-        columns = {
-            k: kind for k, kind in tables.NEW_CLIENTS.items() if has_classes or k != "classes"
-        }
-    table = tables.read(run.path / f"{name}.csv", columns, optional=tables.SOMETIMES)
+        if name == "per_class":
+            return tables.classes(run.path / "per_class.csv")
+        return tables.read(run.path / "confusion.csv", tables.CONFUSION)
+    if name == "clients":
+        return reading.read_tables(run.path, run.config)["clients"]
+    without = () if run.config.has_classes else ("classes",)
+    columns = {key: kind for key, kind in tables.NEW_CLIENTS.items() if key not in without}
+    table = tables.read(run.path / "new_clients.csv", columns, optional=tables.SOMETIMES)
     return tables.both_moments(table)
 
 

@@ -61,9 +61,15 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
             folder.write_table(name, header, rows)
         _write_learned(folder, experiment, state)
     summary = _summary(experiment, loop, state, weights, engine) | about_new
-    classes, clients = reading.read_tables(folder.path, config)
+    tables = reading.read_tables(folder.path, config)
     run = reading.StoredRun(
-        folder.path, config, summary, folder.rows, classes, finished=True, clients=clients
+        folder.path,
+        config,
+        summary,
+        folder.rows,
+        finished=True,
+        classes=tables["classes"],
+        clients=tables["clients"],
     )
     folder.write("report.html", run_report.render(run))
     folder.write_json("summary.json", summary)

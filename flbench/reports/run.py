@@ -122,17 +122,15 @@ def _line(rows: Sequence[Row], *which: str) -> tuple[list[int], list[float]]:
 
 def tables(run: StoredRun) -> Iterator[Shown]:
     """Yield the tables of a run: metrics, clients that join later, cohort, clients, classes."""
-    of_clients, of_classes = (
-        [row for row in rows if row["moment"] == "last"] for rows in (run.clients, run.classes)
-    )
     yield _metrics(run)
     if run.summary.get("new_clients"):
         yield _new_clients(run.summary, run.config.client_metric)
     if cohort := run.summary.get("cohort"):
         yield _cohort(cohort)
-    if of_clients:
-        yield _clients(run, of_clients)
-    if of_classes:
+    of_clients = run.client_table("last")
+    if "name" in of_clients and (of_clients["name"] != "").any():
+        yield _clients(run, of_clients.to_dict("records"))
+    if of_classes := run.class_table("last").to_dict("records"):
         yield classes(of_classes)
 
 
@@ -161,12 +159,9 @@ def _metrics(run: StoredRun) -> Shown:
     return Shown("Metrics", columns, list(rows.values()), ABOUT_METRICS)
 
 
-def _clients(run: StoredRun, rows: Sequence[Mapping[str, str]]) -> Shown:
+def _clients(run: StoredRun, rows: Sequence[Mapping[Any, Any]]) -> Shown:
     """Return the table of test metrics of clients with names, and the first one on validation."""
     scores, write = client_scores(run.config), score_of(run)
-
-    def number(text: str) -> str:
-        return write(float(text))
 
     titles = {name: name.replace("_", " ") for name in scores} | RANKING_TITLES | PROBABILITY_TITLES
     titles = {scores[0]: "", f"{VALIDATION}{scores[0]}": f"validation {titles[scores[0]]}"} | titles
@@ -178,19 +173,16 @@ def _clients(run: StoredRun, rows: Sequence[Mapping[str, str]]) -> Shown:
             "name": Column("name"),
             "train_size": Column("train", str),
             "test_size": Column("test", str),
-            **{
-                key: Column(heading, lambda text: write(float(text)))
-                for key, heading in titles.items()
-            },
+            **{key: Column(heading, write) for key, heading in titles.items()},
         },
         rows[:MOST_CLIENTS],
         f"{more:,} more clients are in clients.csv." if more > 0 else "",
     )
 
 
-def classes(rows: Sequence[Mapping[str, str]]) -> Shown:
+def classes(rows: Sequence[Mapping[Any, Any]]) -> Shown:
     """Return the table of precision, recall and F1, of the classes with the fewest samples."""
-    by_support = sorted(range(len(rows)), key=lambda k: int(rows[k]["train_support"]))
+    by_support = sorted(range(len(rows)), key=lambda k: rows[k]["train_support"])
     more, names = (
         len(rows) - MOST_CLASSES,
         {"precision": "precision", "recall": "recall", "f1": "F1"},
@@ -207,7 +199,7 @@ def classes(rows: Sequence[Mapping[str, str]]) -> Shown:
             {
                 **row,
                 **{key: class_score(row, key) for key in names},
-                "marks": tuple(mark for mark in ("rare", "confusable") if row[mark] == "1"),
+                "marks": tuple(mark for mark in ("rare", "confusable") if row[mark]),
             }
             for row in (rows[k] for k in sorted(by_support[:MOST_CLASSES]))
         ],
@@ -218,10 +210,9 @@ def classes(rows: Sequence[Mapping[str, str]]) -> Shown:
     )
 
 
-def class_score(line: Mapping[str, str], key: str) -> float | None:
+def class_score(row: Mapping[Any, Any], key: str) -> float | None:
     """Return a score of a row of per_class.csv; None for recall and F1 without test samples."""
-    is_lacking = key != "precision" and not int(line["test_support"])
-    return None if is_lacking else float(line[key])
+    return None if key != "precision" and not row["test_support"] else float(row[key])
 
 
 def _cohort(cohort: Mapping[str, Any]) -> Shown:

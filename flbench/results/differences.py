@@ -140,8 +140,9 @@ class Differences:
         if (found := _first_apart(hashes, groups)) is not None:
             what = "partition (same keys and seeds, so the data differ)"
             return self._apart(what, found, [hashes[k][:12] for k in found])
-        versions = [version_of(provenance(run)) for run in self.runs]
-        if (found := _first_apart(versions, [0] * len(versions))) is not None:
+        origins = [provenance(run) for run in self.runs]  # runs without one do not count
+        versions = [version_of(origin) for origin in origins]
+        if (found := _first_apart(versions, [bool(origin) for origin in origins])) is not None:
             return self._apart("version of flbench", found, [versions[k] for k in found])
         return None
 

@@ -1,25 +1,19 @@
 """Reading the folder of a run, finished or not."""
 
-import csv
 from dataclasses import dataclass, field
 from functools import cached_property
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flbench.config.resolve import read as read_config
 from flbench.config.schema import Config
-from flbench.core import files
-from flbench.core.documents import as_data_error, read_json
-from flbench.core.errors import DataError, UserError, shortened
-from flbench.core.own_names import as_written
-from flbench.core.text import read_cell
+from flbench.core.documents import read_json
+from flbench.core.errors import DataError, UserError
 from flbench.core.wording import how_to_resume
 from flbench.metrics import names as metric_names
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import (
-    MOST_SAMPLES,
     SHARES,
     RunningSummary,
     Summary,
@@ -42,13 +36,7 @@ if TYPE_CHECKING:
 HASHES: Final = ("partition_hash", "config_hash", "weights_digest")
 CURE: Final = "Restore it from a copy, or start the run again."
 
-CLASS_SCORES: Final = ("precision", "recall", "f1")
-CLASS_COLUMNS: Final = (
-    *("moment", "name", "train_support", "test_support", *CLASS_SCORES, "rare", "confusable"),
-)
-
 CLIENT_SCORES: Final = ("accuracy", "balanced_accuracy", "macro_f1")
-CLIENT_COLUMNS: Final = ("moment", "client", "name", "train_size", "test_size")
 VALIDATION: Final = "validation_"
 """What names of columns of clients.csv begin with if they have metrics of the validation part.
 
@@ -57,7 +45,13 @@ of the validation part.
 """
 
 
-@dataclass(frozen=True)
+def _empty() -> "pd.DataFrame":
+    import pandas as pd
+
+    return pd.DataFrame({"moment": []})
+
+
+@dataclass(frozen=True, eq=False)
 class StoredRun:
     """The results of one run, as read from its folder.
 
@@ -67,10 +61,10 @@ class StoredRun:
         summary: Content of summary.json; for an unfinished run, those of its keys that can be
             computed from metrics.csv.
         rows: Rows of metrics.csv.
-        classes: Rows of per_class.csv by column; empty for an unfinished run, and for one whose
-            targets are not classes.
         finished: Whether the folder has a summary.json.
-        clients: Rows of clients.csv by column, if the clients have names; otherwise empty.
+        classes: Rows of per_class.csv for the best and the last round, see `tables.classes`; empty
+            for an unfinished run, and for one whose targets are not classes.
+        clients: Rows of clients.csv, see `tables.clients`; empty for an unfinished run.
         data_hash: SHA-256 (hex) of the samples and labels of the data set, from partition.json (see
             `partition_files.data_hash`); None for a run of a version that did not write it.
     """
@@ -79,9 +73,9 @@ class StoredRun:
     config: Config
     summary: Summary
     rows: list[Row]
-    classes: list[dict[str, str]]
     finished: bool
-    clients: list[dict[str, str]] = field(default_factory=list)
+    classes: "pd.DataFrame" = field(default_factory=_empty)
+    clients: "pd.DataFrame" = field(default_factory=_empty)
     data_hash: str | None = None
 
     def check_classes(self) -> None:
@@ -94,34 +88,12 @@ class StoredRun:
             )
 
     def class_table(self, moment: "Moment" = "best") -> "pd.DataFrame":
-        """Return the rows of per_class.csv for the best or for the last round.
-
-        Raises:
-            DataError: The file is damaged.
-        """
-        return self._class_tables[self._class_tables["moment"] == moment]
+        """Return the rows of `classes` for the best or for the last round."""
+        return self.classes[self.classes["moment"] == moment]
 
     def client_table(self, moment: "Moment" = "best") -> "pd.DataFrame":
-        """Return the rows of clients.csv for the best or for the last round.
-
-        There are names if the clients have any.
-
-        Raises:
-            DataError: The file is damaged.
-        """
-        return self._client_tables[self._client_tables["moment"] == moment]
-
-    @cached_property
-    def _class_tables(self) -> "pd.DataFrame":
-        from flbench.results import tables
-
-        return tables.class_tables(self.path / "per_class.csv")
-
-    @cached_property
-    def _client_tables(self) -> "pd.DataFrame":
-        from flbench.results import tables
-
-        return tables.client_tables(self.path / "clients.csv")
+        """Return the rows of `clients` for the best or for the last round."""
+        return self.clients[self.clients["moment"] == moment]
 
     @cached_property
     def client_counts(self) -> "NDArray[np.int64] | None":
@@ -247,10 +219,7 @@ def read(path: Path) -> StoredRun:
     rows = metrics_file.read(path / "metrics.csv")
     data = _data_hash(path)
     if not is_finished(path):
-        return StoredRun(
-            path, config, so_far(config, rows), rows, [], finished=False, data_hash=data
-        )
-    classes, clients = read_tables(path, config)
+        return StoredRun(path, config, so_far(config, rows), rows, finished=False, data_hash=data)
     file = path / "summary.json"
     try:
         summary = checked(read_json(file))
@@ -261,12 +230,12 @@ def read(path: Path) -> StoredRun:
             f"{file} is damaged ({error}). Remove it, and resume the run: {how_to_resume(path)}"
         ) from error
     return StoredRun(
-        path, config, summary, rows, classes, finished=True, clients=clients, data_hash=data
+        path, config, summary, rows, finished=True, **read_tables(path, config), data_hash=data
     )
 
 
-def read_tables(path: Path, config: Config) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return the rows of per_class.csv and clients.csv of a finished run; see `StoredRun`.
+def read_tables(path: Path, config: Config) -> "dict[str, pd.DataFrame]":
+    """Return `classes` and `clients` of a finished run; see `StoredRun`.
 
     Args:
         path: The run folder.
@@ -275,12 +244,12 @@ def read_tables(path: Path, config: Config) -> tuple[list[dict[str, str]], list[
     Raises:
         DataError: A file is damaged.
     """
-    classes: list[dict[str, str]] = []
-    if config.has_classes:
-        with as_data_error(path / "per_class.csv"):
-            classes = read_classes(path)
-    with as_data_error(path / "clients.csv"):
-        return classes, read_clients(path, client_scores(config))
+    from flbench.results import tables
+
+    return {
+        "classes": tables.classes(path / "per_class.csv"),
+        "clients": tables.clients(path / "clients.csv", client_scores(config)),
+    }
 
 
 def client_scores(config: Config) -> tuple[str, ...]:
@@ -297,60 +266,6 @@ def _data_hash(path: Path) -> str | None:
     file = path / "partition.json"
     found = read_json(file).get("data") if file.is_file() else None
     return None if found is None else str(found)
-
-
-def read_classes(path: Path) -> list[dict[str, str]]:
-    """Return the rows of per_class.csv, each as a dict from column to text.
-
-    Args:
-        path: The run folder.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file has no such table.
-    """
-    text = files.read_text(path / "per_class.csv")
-    rows = list(csv.DictReader(StringIO(text), strict=True))
-    for row in rows:
-        if None in row or None in row.values() or not set(CLASS_COLUMNS) <= row.keys():
-            raise ValueError("a row has other columns than a per_class.csv")
-        for column in CLASS_SCORES:
-            float(row[column])
-        for column in ("train_support", "test_support"):
-            if not 0 <= int(row[column]) <= MOST_SAMPLES:
-                raise ValueError(f"`{column}` is {shortened(row[column], 60)}")
-    return [row | {"name": as_written(read_cell(row["name"]), "a class")} for row in rows]
-
-
-def read_clients(path: Path, scores: tuple[str, ...] = CLIENT_SCORES) -> list[dict[str, str]]:
-    """Return the rows of clients.csv, each as a dict from column to text, of clients with names.
-
-    Args:
-        path: The run folder.
-        scores: Metrics of each client; see `client_scores`.
-
-    Returns:
-        The rows; empty if the clients have no names, or the file is not there.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file has no such table.
-    """
-    file = path / "clients.csv"
-    if not file.is_file():
-        return []
-    rows = list(csv.DictReader(StringIO(files.read_text(file)), strict=True))
-    if not rows or not rows[0].get("name"):  # files of version 0.1 have no names
-        return []
-    sometimes = (*metric_names.RANKING, *metric_names.PROBABILITY)
-    validation = {f"{VALIDATION}{name}" for name in (*scores, *sometimes)}
-    for row in rows:
-        if None in row or None in row.values() or not {*CLIENT_COLUMNS, *scores} <= row.keys():
-            raise ValueError("a row has other columns than a clients.csv")
-        further = (name for name in row if name in sometimes or name in validation)
-        for column in (*scores, *further):
-            float(row[column] or "nan")
-    return [row | {"name": as_written(read_cell(row["name"]), "a client")} for row in rows]
 
 
 def so_far(config: Config, rows: list[Row]) -> Summary:

@@ -14,7 +14,7 @@ from flbench.core.own_names import as_written
 from flbench.core.text import read_cell
 from flbench.metrics.names import are_balanced
 from flbench.results.metrics_file import HEADER, Row
-from flbench.results.summary import ROUNDING
+from flbench.results.summary import ROUNDING, SHARES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +120,7 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
         return frame
 
 
-def class_tables(path: Path) -> "pd.DataFrame":
+def classes(path: Path) -> "pd.DataFrame":
     """Return the rows of a per_class.csv for the best and for the last round.
 
     Args:
@@ -137,11 +137,12 @@ def class_tables(path: Path) -> "pd.DataFrame":
     return both_moments(table)
 
 
-def client_tables(path: Path) -> "pd.DataFrame":
+def clients(path: Path, scores: Sequence[str]) -> "pd.DataFrame":
     """Return the rows of a clients.csv for the best and for the last round.
 
     Args:
         path: The file.
+        scores: Metrics that it has for each client; see `reading.client_scores`.
 
     Returns:
         The rows, with names if the clients have any.
@@ -149,16 +150,15 @@ def client_tables(path: Path) -> "pd.DataFrame":
     Raises:
         DataError: The file is damaged: a client is there twice, or a number is out of range.
     """
-    columns = {name: kind for name, kind in CLIENTS.items() if name != "trainings"}
-    table = read(path, columns, optional=(*SOMETIMES, "classes"))
+    if not path.is_file():
+        return read(path, CLIENTS, SOMETIMES if "accuracy" in scores else (*SOMETIMES, "classes"))
+    columns = CLIENTS | dict.fromkeys(scores, "float64")
+    table = read(path, columns, optional=(*SOMETIMES, "classes", "trainings"))
     with as_data_error(path):
-        known = ("accuracy", "balanced_accuracy", "macro_f1")
+        known = [name for name in scores if name in SHARES or name == "balanced_accuracy"]
         shares = [name for key in known for name in (key, f"validation_{key}") if name in table]
         sizes = ["train_size", "test_size", "validation_size", "classes"]
-        sizes = [name for name in sizes if name in table]
-        if "accuracy" not in shares:
-            raise ValueError("it has no column accuracy")
-        _check(table, "client", sizes, shares)
+        _check(table, "client", [name for name in sizes if name in table], shares)
     return both_moments(table)
 
 

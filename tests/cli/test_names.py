@@ -24,11 +24,10 @@ def raw(text: str) -> list[str]:
 def renamed(run, folder, name=NAME):
     """Copy a run to a folder of that name, and give its first class the name too."""
     path = shutil.copytree(run, folder / name)
-    lines = [list(line.values()) for line in reading.read_classes(path)]
+    with (path / "per_class.csv").open(encoding="utf-8") as file:
+        header, *lines = csv.reader(file)
     for line in lines:
         line[2] = name if line[1] == "0" else line[2]
-    with (path / "per_class.csv").open(encoding="utf-8") as file:
-        header = next(csv.reader(file))
     RunFolder(path).write_table("per_class.csv", header, lines)
     return path
 
@@ -51,7 +50,7 @@ def test_class_with_the_name_of_a_formula_is_read_as_it_was(finished_run, tmp_pa
     path = renamed(finished_run, tmp_path, "=1+1")
 
     assert "'=1+1" in (path / "per_class.csv").read_text()
-    assert reading.read(path).classes[0]["name"] == "=1+1"
+    assert reading.read(path).classes["name"].iloc[0] == "=1+1"
     assert app.main(["show", str(path)]) == 0
     assert "'=1+1" not in capsys.readouterr().out
 

@@ -2,12 +2,12 @@
 
 from flbench.reports.run import MOST_CLASSES, class_score, classes
 
-SCORES = {"precision": "0", "recall": "0", "f1": "0", "rare": "0", "confusable": "0"}
+SCORES = {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rare": False, "confusable": False}
 
 
 def rows(supports):
     return [
-        {"name": str(k), "train_support": str(n), "test_support": "1", **SCORES}
+        {"name": str(k), "train_support": n, "test_support": 1, **SCORES}
         for k, n in enumerate(supports)
     ]
 
@@ -23,12 +23,12 @@ def test_rarest_of_many_classes_are_shown_in_their_order():
 
     table = classes(many)
 
-    wanted = [row["name"] for row in many if row["train_support"] in ("1", "2")]
+    wanted = [row["name"] for row in many if row["train_support"] in (1, 2)]
     assert [row["name"] for row in table.rows] == wanted
 
 
 def test_class_without_test_samples_has_neither_recall_nor_f1():
-    line = {"test_support": "0", "precision": "0", "recall": "0", "f1": "0"}
+    line = {"test_support": 0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
 
     assert [class_score(line, key) for key in ("precision", "recall", "f1")] == [0.0, None, None]
-    assert class_score(line | {"test_support": "3"}, "recall") == 0.0
+    assert class_score(line | {"test_support": 3}, "recall") == 0.0

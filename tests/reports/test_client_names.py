@@ -70,7 +70,7 @@ def test_tables_of_a_run_have_the_names(folder):
         }
         last = [row for row in rows if row.get("moment", "last") == "last"]
         assert len(last) == count
-    assert [row["name"] for row in reading.read(folder).clients[:3]] == list(NAMES)
+    assert reading.read(folder).clients["name"].tolist()[:3] == list(NAMES)
 
 
 @pytest.mark.slow
@@ -80,15 +80,15 @@ def test_report_and_terminal_have_the_names_and_scores(folder, capsys):
     shown = capsys.readouterr().out
     [row] = [
         row
-        for row in reading.read(folder).clients
-        if row["moment"] == "last" and row["client"] == "2"
+        for row in reading.read(folder).client_table("last").to_dict("records")
+        if row["client"] == 2
     ]
     score = f"{float(row['accuracy']):.4f}"
 
     for name in ("$x_{", "=north", "south &lt;b&gt;"):
         assert f">{name}</td>" in page
     [line] = [line for line in shown.splitlines() if "south <b>" in line]
-    assert line.split()[:5] == ["2", "south", "<b>", row["train_size"], row["test_size"]]
+    assert line.split()[:5] == ["2", "south", "<b>", str(row["train_size"]), str(row["test_size"])]
     assert score in line
     assert score in page[page.index("south &lt;b&gt;") :]
 

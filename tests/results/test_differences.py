@@ -14,7 +14,7 @@ def run(*overrides: str, data_hash: str | None = None) -> StoredRun:
     config, _ = resolve([from_overrides(overrides)])
     summary = {"dataset": "digits", "partition_hash": f"{config.seed:064x}"}
     return StoredRun(
-        Path("-".join(overrides)), config, summary, [], [], finished=True, data_hash=data_hash
+        Path("-".join(overrides)), config, summary, [], finished=True, data_hash=data_hash
     )
 
 
