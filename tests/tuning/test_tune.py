@@ -104,7 +104,8 @@ def assert_is_what_a_plain_loop_finds(study: Path, trials: int, out: Path) -> No
                 known[index] = record
         scores = {k: (-one["score"], one["loss"]) for k, one in known.items()}
         best = known[min(scores, key=scores.__getitem__)]["params"]
-        for label, params in ((method, known[0]["params"]), (f"{method} tuned", best)):
+        won = {} if best == known[0]["params"] else {f"{method} tuned": best}
+        for label, params in {method: known[0]["params"], **won}.items():
             name = cell_of(study, label)
             config = yaml.safe_load((study / name / "config.yaml").read_text())
             assert {key: leaves(config)[key] for key in params} == params
@@ -200,7 +201,7 @@ def test_study_that_is_stopped_and_killed_ends_as_a_plain_loop(
 
     assert_is_complete(study, capsys)
     assert len(records(study)) == 2 * 3
-    assert len(list(study.glob("cells/*/summary.json"))) == 2 * 2
+    assert 2 <= len(list(study.glob("cells/*/summary.json"))) <= 2 * 2
     assert_is_what_a_plain_loop_finds(study, 3, tmp_path / "runs")
     assert all(
         (study / name / "trial.json").stat().st_mtime_ns == when for name, when in untouched.items()
