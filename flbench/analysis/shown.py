@@ -158,6 +158,11 @@ def leaderboard(analysis: Analysis, place: str) -> Iterator[Shown]:
     known = complete_scores(analysis, place)
     metric, *others = analysis.comparison.columns
     marks = _marks(analysis, place, rows)
+    said = {
+        "best": "Bold: the largest mean.",
+        "like": "Underlined: no test tells it apart from the largest mean.",
+        "apart": f"*: a significant difference from {one_line(analysis.comparison.baseline)}.",
+    }
     yield Shown(
         "Leaderboard",
         {
@@ -177,9 +182,10 @@ def leaderboard(analysis: Analysis, place: str) -> Iterator[Shown]:
             | {f"mean {name}": triple(known.get((row["method"], name))) for name in others}
             for row in rows
         ],
-        " ".join(_about_leaderboard(analysis, place, rows, " ".join(marks.values()))),
+        " ".join(_about_leaderboard(analysis, place, rows)),
         place,
         {(k, "mean"): mark for k, mark in marks.items()},
+        " ".join(words for mark, words in said.items() if mark in " ".join(marks.values())),
         screen=("rank", "std", "last", "groups", "better_than"),
     )
 
@@ -208,21 +214,12 @@ def _marks(analysis: Analysis, place: str, rows: Sequence[Mapping[str, Any]]) ->
 
 
 def _about_leaderboard(
-    analysis: Analysis, place: str, rows: Sequence[Mapping[str, Any]], marks: str
+    analysis: Analysis, place: str, rows: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
     """Yield what the columns of a leaderboard mean."""
     if max(row["n"] for row in rows) > 1:
         population = analysis.comparison.sampling_at(place).population
         yield f"{', '.join(filter(None, ['Means over repetitions', population]))}."
-    if "best" in marks:
-        yield "Bold: the largest mean."
-    if "like" in marks:
-        yield "In LaTeX, means that no test tells apart from it are underlined."
-    if "apart" in marks:
-        yield (
-            "In LaTeX, a star marks a significant difference from"
-            f" {one_line(analysis.comparison.baseline)}."
-        )
     if any(row["groups"] for row in rows):
         yield "Methods whose groups have no common letter differ significantly."
     if any(is_missing(row["rank"]) for row in rows):

@@ -114,7 +114,7 @@ def latex(table: Shown, warning: str = "") -> str:
         table: The table.
         warning: Sentence at the end of the caption.
     """
-    caption = " ".join(filter(None, [f"{table.heading}.", table.about, warning]))
+    caption = " ".join(filter(None, [f"{table.heading}.", table.about, table.legend, warning]))
     return "".join(_tabular(part, in_latex(caption)) for part in _divided(table))
 
 

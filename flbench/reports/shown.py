@@ -84,6 +84,7 @@ class Shown:
         place: Data set with a setting that the table belongs to; "" for none.
         marks: What is said of the value of a row and a key, in words: `best`, `like` (a test does
             not tell it from the best), `apart` (it differs significantly from the reference).
+        legend: What the marks mean, for HTML and LaTeX, which have them; "" for no marks.
         screen: Keys that LaTeX leaves out, because a paper has no room for them.
         fixed: Keys that each part of a table has that LaTeX divides because it is too wide; () for
             a table that is not divided.
@@ -97,6 +98,7 @@ class Shown:
     about: str = ""
     place: str = ""
     marks: Mapping[tuple[int, str], str] | None = None
+    legend: str = ""
     screen: Sequence[str] = ()
     fixed: Sequence[str] = ()
     is_tall: bool = False
