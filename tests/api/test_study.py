@@ -6,10 +6,11 @@ import pytest
 from torch import nn
 
 import flbench as fl
-from flbench.api import studies
-from flbench.api import tuning as api_tuning
+from flbench.api import comparing, studies
 from flbench.calls import arguments
+from flbench.comparison.design import layers_of_each
 from flbench.config.resolve import resolve
+from flbench.config.sources import merge
 from flbench.data.sources import digits
 from flbench.losses.similarity import masked_mean
 from tests.support import run
@@ -242,8 +243,9 @@ def test_study_in_this_process(tmp_path, capfd):
 
 def test_each_method_gets_its_own_keys():
     given = {"algorithm": {"mu": 0.5, "agg_weights": "uniform"}}
-    names = ("fedavg", "fedprox")
-    trees = [api_tuning._layers_of(name, names, None, given)[-1].tree for name in names]
+    methods = comparing.methods_of(["fedavg", "fedprox"], "here")
+    found = layers_of_each(methods, arguments.layers("tune", None, given))
+    trees = [merge(layers).tree for layers in found.values()]
 
     assert trees[0]["algorithm"] == {"agg_weights": "uniform", "name": "fedavg"}
     assert trees[1]["algorithm"] == {"mu": 0.5, "agg_weights": "uniform", "name": "fedprox"}

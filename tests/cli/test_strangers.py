@@ -243,10 +243,10 @@ def test_comparisons_and_studies_of_strangers_ask(evil, tmp_path, capsys):
     tree = {"base": layer, "methods": [method], "data": [], "grid": {}, "seeds": 1}
     tree |= {"vary": "training", "tuned": None, "id": "c", "created": "", "command": []}
     (comparison / "comparison.json").write_text(json.dumps(tree))
-    asked = {"trials": 1, "search": "random", "scheduler": "none", "metric": "accuracy"}
+    asked = {"search": "random", "scheduler": "none", "metric": "accuracy"}
     asked |= {"seeds": 0, "vary": "both", "deployment": "personal"}
     asked |= {"gpus": 0, "retries": 0, "address": None, "batch": 1}
-    study = studies.begin(tmp_path / "study", "fedavg", trials=1, request=asked)
+    study = studies.begin(tmp_path / "study", "fedavg", trials=1, **asked)
     studies.trial(study, "fedavg", 0, 0.5, params={"model.name": f"{evil}:Net"})
     (study / "methods").mkdir()
     (study / "methods/fedavg.yaml").write_text(f"model: {{name: '{evil}:Net'}}\n")
