@@ -15,7 +15,7 @@ def for_option(
         takes_keys: Whether the command takes overrides `key=value`.
         elsewhere: Other commands that have the option.
 
-    >>> for_option("--lr", ["--rounds"], takes_keys=True)
+    >>> for_option("--lr", ["--algo", "--rounds"], takes_keys=True)
     'No such option: --lr. Did you mean train.optimizer.lr=VALUE?'
     >>> for_option("--round", ["--rounds"], takes_keys=True)
     'No such option: --round. Did you mean --rounds?'
@@ -23,10 +23,12 @@ def for_option(
     begin = f"No such option: {option}."
     if elsewhere:
         return f"{begin} It is an option of flbench {' and '.join(elsewhere)}."
-    if close := get_close_matches(option, options, n=1):
-        return f"{begin} Did you mean {close[0]}?"
     name = option.lstrip("-").lower().replace("-", "_")
-    if takes_keys and (meant := key_like(name)):
+    meant = key_like(name) if takes_keys else None
+    close = get_close_matches(option, options, n=1, cutoff=0.7)
+    if close and (meant is None or not meant.endswith(name)):
+        return f"{begin} Did you mean {close[0]}?"
+    if meant is not None:
         return f"{begin} Did you mean {meant}=VALUE?"
     keys = "; every key of the configuration is set by key=value" if takes_keys else ""
     return f"{begin} --help lists the options{keys}."

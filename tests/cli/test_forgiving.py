@@ -159,6 +159,22 @@ def test_wrong_command_is_one_error(flbench, command):
     assert error.startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("run --lr 0.1", "train.optimizer.lr=VALUE"),
+        ("run --round 3", "--rounds"),
+        ("run --train.rounds 3", "train.rounds=VALUE"),
+        ("run --trials 3", "flbench tune"),
+        ("run fedprx", "`fedprox`"),
+        ("run mnist", "--dataset mnist"),
+        ("rn", "flbench run"),
+    ],
+)
+def test_an_error_says_what_to_type_instead(flbench, command, hint):
+    assert hint in flbench(*command.split(" "))[2]
+
+
 def test_completion_knows_the_names_without_importing_their_modules():
     assert ALGORITHMS.names() == ALGORITHMS.load()
     assert MODELS.names() == MODELS.load()
