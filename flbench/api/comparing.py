@@ -1,8 +1,9 @@
-"""Comparing methods over repetitions from Python, and resuming a comparison."""
+"""Comparing methods, or variants of one, from Python, and resuming a comparison."""
 
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike, sep
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from flbench.api.caller import Caller, program
 from flbench.api.campaigns import OUT, Ending
 from flbench.api.comparisons import PlannedComparison
 from flbench.calls import arguments, parts, resumed
+from flbench.comparison import ablation
 from flbench.comparison import tuned as tuning
 from flbench.comparison.design import SECTION, Design, LabelledLayer, words_of
 from flbench.config.sources import Layer, from_values, is_line, merge, value_of, values_of
@@ -77,6 +79,28 @@ def call(
             reused=_paths(values["reuse"]),
         )
     return _finished(ending, caller)
+
+
+def ablate(values: Mapping[str, Any], keys: Mapping[str, Any]) -> PlannedComparison:
+    """Carry out a call of `fl.ablate`, whose arguments are given by name, as for `call`."""
+    own = {"keys": values["keys"], "values": values["values"]}
+    methods = {"methods": [values["method"]]}
+    return call("ablate", {**values, **methods}, keys, partial(ablated, **own), own)
+
+
+def ablated(
+    design: Design, keys: str | Sequence[str] | None, values: Mapping[str, Any] | None
+) -> Design:
+    """Return the comparison of a method with its variants, by the design of the method alone.
+
+    Raises:
+        ConfigError: There is not one method, or `keys` or `values` are wrong; see `ablate`.
+    """
+    if not isinstance(values or {}, Mapping):
+        raise ConfigError(f"`values` must be a dict of lists of values by key, got {values!r}.")
+    names = [name.strip() for name in keys.split(",")] if isinstance(keys, str) else keys
+    tried = {key: listed(key, some) for key, some in (values or {}).items()}
+    return ablation.design_of(design, names, tried)
 
 
 def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparison:

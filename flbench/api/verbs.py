@@ -153,9 +153,9 @@ def ablate(
     Raises:
         UserError, RunError, KeyboardInterrupt: See `fl.compare`.
     """
-    from flbench.api import ablating
+    from flbench.api import comparing
 
-    return ablating.call(*given("ablate", method=method, keys=keys, values=values, **settings))
+    return comparing.ablate(*given("ablate", method=method, keys=keys, values=values, **settings))
 
 
 @verb

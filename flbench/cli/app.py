@@ -497,12 +497,12 @@ def ablate(
     """Compare one METHOD with variants of itself, each with another value of one key."""
     given = {**locals(), **asked}
     with importing():
-        from flbench.api import ablating, comparing
+        from flbench.api import comparing
         from flbench.cli import compare as called
 
     values = comparing.grid_of(asked["values"] or [], "values")
     own = {"keys": asked["keys"], "values": values}
-    called.called(given, "ablate", partial(ablating.ablated, **own), own)
+    called.called(given, "ablate", partial(comparing.ablated, **own), own)
 
 
 @command(no_args_is_help=True)

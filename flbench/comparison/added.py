@@ -11,6 +11,7 @@ from flbench.config.sources import Layer, from_values, leaves, merge
 from flbench.core.errors import ConfigError
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.results import study_folder
+from flbench.results.differences import text_of
 
 RESUMED: Final = "flbench compare --resume"  # origin of values that changed on resume
 SECRET: Final = ("tracking.uri", "engine.address")
@@ -48,7 +49,7 @@ def added(
         for key, (value, _) in method.layer.items():
             default = value if before.tuned is not None and methods else "its default"
             old = was[key].value if key in was else default
-            if key.startswith(SECTION) and old != value:
+            if key.startswith(SECTION) and text_of(old) != text_of(value):
                 raise _unchangeable(key, old, value, path)
     new = tuple(one for one in asked.methods if one.label not in known)
     untuned = before.untuned
