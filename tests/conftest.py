@@ -148,7 +148,7 @@ def _no_pictures_in_pages():
     """
     from matplotlib.figure import Figure
 
-    from flbench.reports.page import Drawn
+    from flbench.reports.shown import Drawn
     from tests.support import DRAWING
 
     of_run = Drawn("curves", "Curves", "", Figure())

@@ -28,9 +28,8 @@ from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
 from flbench.core.text import one_line
 from flbench.reports import data_figures
-from flbench.reports.page import Drawn
 from flbench.reports.picture import LITERAL, Picture, in_legend, plain, short
-from flbench.reports.shown import size
+from flbench.reports.shown import Drawn, size
 from flbench.results import learned as learned_files
 
 # Colours that colour-blind people tell apart, all with a contrast of at least 3 on white.

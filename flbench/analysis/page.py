@@ -11,8 +11,7 @@ from flbench.analysis.tables import Analysis
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.core.text import one_line
-from flbench.reports.page import Chapter, Drawn, Page, Part
-from flbench.reports.shown import Shown
+from flbench.reports.shown import Chapter, Drawn, Page, Part, Shown
 
 HOW: Final = "How it was done"
 HIDDEN: Final = ("seed", "partition.seed", "output.", "tracking.", "engine.threads")

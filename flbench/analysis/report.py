@@ -17,7 +17,7 @@ from flbench.analysis.tables import Analysis
 from flbench.core import files
 from flbench.core.text import csv_text, one_line
 from flbench.reports import render
-from flbench.reports.page import Chapter, Page
+from flbench.reports.shown import Chapter, Page
 
 if TYPE_CHECKING:
     import pandas as pd

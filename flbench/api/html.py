@@ -5,7 +5,7 @@ from html import escape as quoted
 from typing import TYPE_CHECKING, Final
 
 from flbench.core.text import printable
-from flbench.reports import page
+from flbench.reports import shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,7 +106,7 @@ def prose(content: str) -> str:
 
 def block(content: "Shown") -> str:
     """Return a table of a report with its heading and the sentence below the heading."""
-    return f'<div class="block">{page.html(content)}</div>'
+    return f'<div class="block">{shown.html(content)}</div>'
 
 
 def _cell(value: object) -> str:

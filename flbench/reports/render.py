@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from flbench.core.text import in_cell, in_latex, in_markdown
-from flbench.reports.page import Chapter, Drawn, Page, Part
-from flbench.reports.shown import Column, Shown
+from flbench.reports.shown import Chapter, Column, Drawn, Page, Part, Shown
 from flbench.reports.terminal import open_console
 
 PACKAGES: Final = "% \\usepackage{amsmath,booktabs,graphicx,longtable}\n"

@@ -9,9 +9,20 @@ from matplotlib.ticker import MaxNLocator
 from flbench.config.schema import BestConfig
 from flbench.config.sources import leaves
 from flbench.metrics import names as metric_names
-from flbench.reports.page import Chapter, Drawn, Page
 from flbench.reports.picture import Picture, in_legend, literal, plain, short
-from flbench.reports.shown import Column, Shown, Write, score, significant, size, tenth, whole
+from flbench.reports.shown import (
+    Chapter,
+    Column,
+    Drawn,
+    Page,
+    Shown,
+    Write,
+    score,
+    significant,
+    size,
+    tenth,
+    whole,
+)
 from flbench.results.metrics_file import Row
 from flbench.results.reading import VALIDATION, StoredRun, client_scores
 from flbench.results.summary import BY_ACCURACY
@@ -222,8 +233,7 @@ def _cohort(cohort: Mapping[str, Any]) -> Shown:
         f"Accuracy of the clients of rounds {cohort['first_round']} to {cohort['last_round']}",
         {"moment": Column("moment"), **{split: Column(split, score) for split in SPLITS}},
         [{"moment": one, **{split: cohort[split].get(one) for split in SPLITS}} for one in moments],
-        "Mean over groups of clients and rounds. Only the clients that took part in a round are"
-        " evaluated: this is another statistic than the accuracy of all clients.",
+        "Mean over groups of clients and rounds, of the clients that took part in a round only.",
     )
 
 
@@ -247,9 +257,8 @@ def _new_clients(summary: Mapping[str, Any], metric: str) -> Shown:
         },
         rows,
         f"Test {metric.replace('_', ' ')} of {about['clients']} clients that trained in no round,"
-        " after epochs on their own training parts from the model that the server would send."
-        " Beside them the clients that trained, after as many further epochs. Models of the best"
-        " round.",
+        " after epochs on their own training parts; beside them the clients that trained, after as"
+        " many further epochs. Models of the best round.",
     )
 
 

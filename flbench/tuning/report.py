@@ -16,8 +16,7 @@ from flbench.analysis.report import Extra
 from flbench.analysis.shown import TABLES
 from flbench.analysis.tables import Analysis
 from flbench.reports import render
-from flbench.reports.page import Chapter, Drawn, Part
-from flbench.reports.shown import Column, Shown, score, tenth, whole
+from flbench.reports.shown import Chapter, Column, Drawn, Part, Shown, score, tenth, whole
 from flbench.results.study_folder import DIGITS, PERSONAL, STATES, StoredStudy, Trial, best_trial
 from flbench.tuning import study_figures
 from flbench.tuning.fitting import is_limit
