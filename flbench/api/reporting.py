@@ -251,7 +251,7 @@ Source = Run | str | PathLike[str]
 
 def report(
     runs: Source | Sequence[Source],
-    metric: str | Sequence[str],
+    metric: str | Sequence[str] | None,
     baseline: str | None,
     target: str | float | Iterable[float] | None,
     *,
@@ -262,7 +262,7 @@ def report(
     found = collect(_paths(runs))
     comparison = arrange(
         found.runs,
-        metric=metric,
+        metric=metric or "accuracy",
         targets=target,
         baseline=baseline,
         force=force,

@@ -28,8 +28,8 @@ class Reading(TypedDict, total=False):
 
     Attributes:
         config: YAML file with the values that differ from the defaults.
-        seed: Seed of all randomness. Repetitions of `fl.compare` and final trainings of `fl.tune`
-            have the seeds after it.
+        seed: Seed of all randomness. Repetitions of `fl.compare` and of `fl.tune` have the
+            seeds after it.
         trust: Whether code that `config`, a folder or a search space names may run. Otherwise it is
             an error that lists this code, unless you have allowed it before.
     """

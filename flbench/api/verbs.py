@@ -181,8 +181,8 @@ def tune(
     """Search hyper-parameters of methods with equal budgets, as `flbench tune` does.
 
     Trials are scored on the validation parts, after their last round. The best and the default
-    parameters are then trained again with other seeds on other partitions, and only these final
-    trainings are evaluated on the test parts.
+    parameters are then compared in the same folder, as by `fl.compare`, over other seeds and
+    partitions, and only these trainings are evaluated on the test parts.
 
     The sections of the configuration are given as to `fl.run`. An interrupt keeps the trials that
     have ended, and raises KeyboardInterrupt, whose message names the call of `fl.resume` that
@@ -201,7 +201,7 @@ def tune(
             deployment that all methods of the study have, for example `noft` of `ft` and `fedbabu`.
         seeds: Final trainings of the default and of the best parameters, each with another seed and
             evaluated on the test parts (default 5; 0: none).
-        vary: What differs between final trainings: the seed and the partition (`both`, default), or
+        vary: What differs between repetitions: the seed and the partition (`both`, default), or
             the seed alone, with the partition of the search (`training`).
         jobs: Trials at once (default: one per core).
         gpus_per_trial: Share of a GPU per trial, for example 0.25 (default: 1 if trials train on a
@@ -231,7 +231,7 @@ def tune(
 def report(
     runs: "Run | Study | AnyPath | Sequence[Run | Study | AnyPath]",
     *,
-    metric: str | Sequence[str] = "accuracy",
+    metric: str | Sequence[str] | None = None,
     baseline: str | None = None,
     target: str | float | Iterable[float] | None = None,
     force: bool = False,
@@ -244,10 +244,10 @@ def report(
 
     Args:
         runs: Runs and studies, their folders, the folder of a comparison, archives that `pack` has
-            written, or folders above them. Of a study the final trainings are compared.
+            written, or folders above them. Of a study the cells are compared.
         metric: Test metric that ranks the methods; larger is better. Of several, in a list or
             between commas, the first one ranks, and they are the columns of the leaderboards, among
-            which `bytes` and `seconds` can be.
+            which `bytes` and `seconds` can be (default `accuracy`).
         baseline: Method with which each of the others is compared: no other pair is tested, a
             sentence says which methods are better, and the recall of classes has differences from
             it. By default all pairs are tested, and classes have FedAvg if it is there, otherwise

@@ -1213,7 +1213,7 @@ class OutputConfig(Strict):
     keep_trials: Literal["best", "all"] = Field(
         "best",
         description="checkpoints of which trials a study keeps: those of each method's best trial,"
-        " or of all trials; final trainings keep theirs",
+        " or of all trials; cells keep theirs",
     )
     predictions: bool = Field(
         False,

@@ -1,6 +1,6 @@
 """What differs between repetitions of a training: the seed of the training, the partition or both.
 
-The repetitions of a comparison and the final trainings of a study have their seeds from here.
+The repetitions of a comparison, also of that in a study, have their seeds from here.
 """
 
 from collections.abc import Collection

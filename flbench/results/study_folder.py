@@ -1,7 +1,7 @@
 """Reading a study folder: what was asked for, and the trials of its search.
 
-The final trainings are the cells of the comparison in the same folder. A study can be read while
-`flbench tune` is still writing it.
+What is trained after the search are the cells of the comparison in the same folder. A study can be
+read while `flbench tune` is still writing it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,17 +75,17 @@ class Header:
         dataset: Name of the data set.
         scheme: Partition scheme.
         partition_hash: SHA-256 of the partition that all trials share; None if it is not known.
-        seed: Seed of the trials. Final trainings take the seeds after it.
+        seed: Seed of the trials. Repetitions take the seeds after it.
         metric: Validation metric that scores a trial; larger is better.
         search: How hyper-parameters are proposed: random, grid or optuna.
         scheduler: What stops trials early: asha or none.
         trials: Number of trials of each method, the one with default hyper-parameters included.
         rounds: Number of rounds of a trial that is not stopped early.
-        seeds: Number of final trainings of the default and of the best parameters of each method.
+        seeds: Number of repetitions of the default and of the best parameters of each method.
         git_revision: Commit of the code; None outside a Git checkout.
         methods: Entry of each method by its name, in the order of the command line.
         deployment: Name of the deployment whose metrics are compared, on validation and test parts.
-        vary: What differs between final trainings: `both`, the seed of the training and the
+        vary: What differs between repetitions: `both`, the seed of the training and the
             partition, or `training`.
         validation: Number of validation samples of all clients, for metrics of rare classes of
             these classes alone; 0 if it is not known.

@@ -280,9 +280,10 @@ class StudyReport:
                     "method": method,
                     "default": None if first is None else first.score,
                     "best": None if won is None else won.score,
-                    **{state: sum(trial.state == state for trial in mine) for state in STATES},
-                    "not begun": max(0, self.study.header.trials - len(mine)),
-                    "retried": sum(trial.attempts > 1 for trial in mine),
+                    # A column without a trial is left out.
+                    **{name: sum(one.state == name for one in mine) or None for name in STATES},
+                    "not begun": max(0, self.study.header.trials - len(mine)) or None,
+                    "retried": sum(trial.attempts > 1 for trial in mine) or None,
                     "rounds": sum(trial.round for trial in mine),
                     "seconds": sum((trial.seconds or {}).get("total", 0.0) for trial in mine),
                 }

@@ -6,13 +6,14 @@ import pytest
 from torch import nn
 
 import flbench as fl
-from flbench.api import comparing, studies
+from flbench.api import comparing
 from flbench.calls import arguments
 from flbench.comparison.design import layers_of_each
 from flbench.config.resolve import resolve
 from flbench.config.sources import merge
 from flbench.data.sources import digits
 from flbench.losses.similarity import masked_mean
+from flbench.tuning.report import TRIALS
 from tests.support import run
 from tests.tuning import studies as handmade
 
@@ -42,7 +43,7 @@ def test_trials_are_those_of_the_folder(path):
     trials = study.trials
 
     assert isinstance(study, fl.Study)
-    assert trials.dtypes.astype(str).to_dict().items() >= studies.TRIALS.items()
+    assert trials.dtypes.astype(str).to_dict().items() >= TRIALS.items()
     assert trials["method"].tolist() == ["hfcd"] * 4 + ["fedavg"] * 4
     assert trials["score"].tolist()[:3] == [0.5, 0.8, 0.6]
     assert trials["score"].isna().tolist() == [False] * 3 + [True] + [False] * 4

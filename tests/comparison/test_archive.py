@@ -172,8 +172,11 @@ def test_study_without_cells_is_packed_and_shown(tmp_path, capsys):
     for path in (study, file):
         assert app.main(["show", str(path)]) == 0
         assert "fedpull" in capsys.readouterr().out
-        assert app.main(["report", str(path)]) == 2
-        assert "flbench show" in capsys.readouterr().err
+    assert app.main(["report", str(file)]) == 2
+    assert "flbench show" in capsys.readouterr().err
+    assert app.main(["report", str(study)]) == 0  # the report of a search alone
+    assert (study / "report.html").is_file()
+    capsys.readouterr()
     assert app.main(["show", str(file), "--json"]) == 0
     [shown] = json.loads(capsys.readouterr().out)["studies"]
     assert [one["score"] for one in shown["trials"]] == [0.5, 0.6]

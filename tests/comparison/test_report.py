@@ -155,8 +155,9 @@ def test_study_compares_its_cells(tmp_path):
 
     assert app.main(["report", str(study)]) == 0
 
-    board = pd.read_csv(study / "report" / "tables" / "leaderboard.csv")
+    board = pd.read_csv(study / "tables" / "leaderboard.csv")
     assert list(board["method"]) == ["hfcd tuned", "hfcd", "fedavg"]
+    assert len(pd.read_csv(study / "tables" / "trials.csv")) == 0
     assert list(board["n"]) == [3, 3, 3]
 
 
