@@ -199,7 +199,7 @@ def tune(
             the search.
         deployment: Model whose metrics score the trials and are compared (default `personal`): a
             deployment that all methods of the study have, for example `noft` of `ft` and `fedbabu`.
-        seeds: Final trainings of the default and of the best parameters, each with another seed and
+        seeds: Repetitions of the default and of the best parameters, each with another seed and
             evaluated on the test parts (default 5; 0: none).
         vary: What differs between repetitions: the seed and the partition (`both`, default), or
             the seed alone, with the partition of the search (`training`).

@@ -204,7 +204,7 @@ def _shown(table: Path) -> dict[str, object]:
 
 def _cell(column: str, text: str) -> str | float | None:
     """Return a cell as a number if it is one; None for an empty cell."""
-    if column in TEXT_COLUMNS or not text:
+    if column in TEXT_COLUMNS or "." in column or not text:  # values of keys may be names
         return read_cell(text) or None
     value = float(text)
     return int(value) if value.is_integer() else measures.rounded(value)
