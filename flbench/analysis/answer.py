@@ -33,8 +33,8 @@ def sentences(
 
     Args:
         comparison: The runs.
-        leaderboard: See `Tables.leaderboard`.
-        pairs: See `Tables.pairs`.
+        leaderboard: See `Analysis.leaderboard`.
+        pairs: See `Analysis.pairs`.
         across: The comparison over places; None for a single place.
 
     Returns:

@@ -15,7 +15,7 @@ DECILES: Final = {"median" if k == 5 else f"q{k}0": k / 10 for k in range(1, 10)
 QUANTILES: Final = dict(sorted({**DECILES, "q25": 0.25, "q75": 0.75}.items(), key=lambda q: q[1]))
 """Measures that are quantiles of the clients' accuracy."""
 GAINS: Final = ("gain", "gain_ft")
-"""Columns of `Tables.clients`: the gain of a client over `local`, and over `ft`."""
+"""Columns of `Analysis.clients`: the gain of a client over `local`, and over `ft`."""
 CLIENT_SCORES: Final = (
     *("place", "client", "name", "train_size", "test_size", "method", "n"),
     *("accuracy", "accuracy_std", "accuracy_low", "accuracy_high"),
@@ -30,7 +30,7 @@ UNIT: Final = SHARES | {
 
 
 def scores_of(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of scores; see `Tables.scores`.
+    """Return the table of scores; see `Analysis.scores`.
 
     Args:
         comparison: The runs.
@@ -47,11 +47,11 @@ def scores_of(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
 
 
 def client_spread_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of the spread of clients; see `Tables.client_spread`.
+    """Return the table of the spread of clients; see `Analysis.client_spread`.
 
     Args:
         comparison: The runs.
-        clients: See `Tables.clients`.
+        clients: See `Analysis.clients`.
     """
     groups = clients.groupby(list(RUN), sort=False)
     accuracy = groups["accuracy"]
@@ -75,11 +75,11 @@ def client_spread_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataF
 
 
 def client_scores_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of the scores of each client; see `Tables.client_scores`.
+    """Return the table of the scores of each client; see `Analysis.client_scores`.
 
     Args:
         comparison: The runs.
-        clients: See `Tables.clients`.
+        clients: See `Analysis.clients`.
     """
     frames = []
     for place in comparison.places:

@@ -49,7 +49,7 @@ CLIENTS: Final = (
 
 
 @dataclass(frozen=True)
-class Tables:
+class Analysis:
     """The tables of a comparison. NaN stands for what there is not.
 
     Attributes:
@@ -148,10 +148,7 @@ class Tables:
         return self.pairs[self.pairs["metric"] == self.comparison.metric]
 
 
-Analysis = Tables
-
-
-def analyse(comparison: Arrangement) -> Tables:
+def analyse(comparison: Arrangement) -> Analysis:
     """Return the tables of a comparison.
 
     Raises:
@@ -171,7 +168,7 @@ def analyse(comparison: Arrangement) -> Tables:
     curves = progress.curves_of(comparison, long)
     targets = progress.targets_of(comparison, curves)
     said = answer.sentences(comparison, leaderboard, ranking, across)
-    return Tables(
+    return Analysis(
         comparison=comparison,
         long=long,
         leaderboard=leaderboard,
@@ -195,7 +192,7 @@ def analyse(comparison: Arrangement) -> Tables:
 
 
 def _pairs(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of pairs; see `Tables.pairs`."""
+    """Return the table of pairs; see `Analysis.pairs`."""
     frames = []
     for place in comparison.places:
         sampling = comparison.sampling_at(place)
@@ -232,13 +229,13 @@ def _pairs(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
 def _leaderboard(
     comparison: Arrangement, values: pd.DataFrame, last: pd.DataFrame, pairs: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return the leaderboard; see `Tables.leaderboard`.
+    """Return the leaderboard; see `Analysis.leaderboard`.
 
     Args:
         comparison: The runs.
         values: Metrics at the best round, and costs; see `frame.values_of`.
         last: The same at the last round.
-        pairs: The rows of `Tables.pairs` of the metric that ranks.
+        pairs: The rows of `Analysis.pairs` of the metric that ranks.
     """
     by = ["place", "method"]
     # A metric of the user's own may be called like another column; it is in the table of scores.
@@ -290,7 +287,7 @@ def _leaderboard(
 
 
 def _classes(comparison: Arrangement) -> pd.DataFrame:
-    """Return the table of classes; see `Tables.classes`."""
+    """Return the table of classes; see `Analysis.classes`."""
     frames = []
     for entry in comparison.entries:
         table, counts = entry.run.class_table(), entry.run.client_counts
@@ -320,7 +317,7 @@ def _classes(comparison: Arrangement) -> pd.DataFrame:
 
 
 def _clients(comparison: Arrangement) -> pd.DataFrame:
-    """Return the table of clients; see `Tables.clients`."""
+    """Return the table of clients; see `Analysis.clients`."""
     frames = []
     for entry in comparison.entries:
         table, counts = entry.run.client_table(), entry.run.client_counts
