@@ -321,7 +321,7 @@ def test_usual_names_of_classes_and_data_are_shown(tmp_path):
     assert not any(one.startswith("left out") for one in found.warnings)
     assert set(found.classes["name"]) == set(USUAL)
     assert set(found.leaderboard["place"]) == {USUAL[0]}
-    assert [row["name"] for row in reading.read(runs["hfcd", 0]).classes] == list(USUAL)
+    assert reading.read(runs["hfcd", 0]).class_table("last")["name"].tolist() == list(USUAL)
 
 
 def test_path_that_does_not_exist_is_an_error_beside_others(good, tmp_path):
