@@ -119,8 +119,16 @@ class Differences:
     def warnings(self) -> list[str]:
         """Sentences that say what the differences mean for a comparison of the methods."""
         reason = self.reason
-        apart = [] if reason is None else [f"These runs are not comparable: {reason}."]
-        return [*self.notes, *apart]
+        names = ", ".join(self.differing)
+        if reason is not None:
+            return [*self.notes, f"These runs are not comparable: {reason}."]
+        if not names:
+            return self.notes
+        return [
+            *self.notes,
+            f"the runs differ in {names}: those with different values are not comparable. `flbench"
+            " report` compares methods where the values are equal.",
+        ]
 
     def label(self, index: int) -> str:
         """Return the method of a run, and what else tells it apart, as text."""
