@@ -29,21 +29,9 @@ if TYPE_CHECKING:
 
 def _table(run: reading.StoredRun, name: str) -> "pd.DataFrame":
     """Read a table of a run folder: `metrics`, or the name of a CSV file."""
-    from flbench.results import tables
+    from flbench.api import run_tables
 
-    if name == "metrics":
-        return tables.metrics(run.rows)
-    if name in ("per_class", "confusion"):
-        run.check_classes()
-        if name == "per_class":
-            return tables.classes(run.path / "per_class.csv")
-        return tables.read(run.path / "confusion.csv", tables.CONFUSION)
-    if name == "clients":
-        return reading.read_tables(run.path, run.config)["clients"]
-    without = () if run.config.has_classes else ("classes",)
-    columns = {key: kind for key, kind in tables.NEW_CLIENTS.items() if key not in without}
-    table = tables.read(run.path / "new_clients.csv", columns, optional=tables.SOMETIMES)
-    return tables.both_moments(table)
+    return run_tables.read(run, name)
 
 
 class Run:

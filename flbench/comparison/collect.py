@@ -18,6 +18,7 @@ from flbench.core.errors import UserError
 from flbench.core.own_names import checked
 from flbench.jobs.folder import read_failures
 from flbench.results import folders, reading, study_folder
+from flbench.results.differences import check_comparable
 from flbench.results.left_out import LeftOut
 from flbench.results.reading import StoredRun
 
@@ -131,7 +132,7 @@ def collect(paths: Sequence[Path]) -> Collection:
 def _checked(run: StoredRun) -> StoredRun:
     """Return a run whose files a comparison can use; raise a UserError if it cannot."""
     if run.finished:
-        run.check_comparable()
+        check_comparable(run)
     else:
         run.check_classes()
     return run

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
+from flbench.core.errors import DataError, UserError
+from flbench.results.metrics_file import CURE
 from flbench.results.reading import StoredRun
+from flbench.results.summary import SHARES, is_share
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +38,35 @@ SOURCE: Final = "algorithm.source"
 do not differ by it."""
 MISSING: Final = "-"  # the value of a key that a configuration lacks
 SHORTEST_HASH: Final = 6  # digits
+HASHES: Final = ("partition_hash", "config_hash", "weights_digest")
 _SHA256: Final = re.compile("[0-9a-f]{64}")
+
+
+def check_comparable(run: StoredRun) -> None:
+    """Check what a comparison needs of a finished run, besides what reading it has checked.
+
+    Raises:
+        UserError: The run has no classes.
+        DataError: A file is damaged, or the summary lacks a hash or an accuracy.
+    """
+    run.check_classes()
+    for key in HASHES:
+        if key not in run.summary:
+            raise DataError(f"{run.path / 'summary.json'} is damaged (no `{key}`). {CURE}")
+    for name, table in (("class", run.class_table()), ("client", run.client_table())):
+        if not len(table):
+            raise DataError(f"{run.path} has no {name} table. {CURE}")
+    if not any(isinstance(value, float) for value in run.summary["best"]["test"].values()):
+        raise UserError(f"{run.path} has no test metrics, so it cannot be compared.")
+    _ = run.client_counts
+    run.samples()
+    read_json(run.path / "provenance.json")
+    for row in run.rows:
+        if row.metric in SHARES and not is_share(row.value) and row.value == row.value:
+            raise DataError(
+                f"{run.path / 'metrics.csv'} is damaged (`{row.full_name}` of round"
+                f" {row.round} is {row.value}, which is no share). {CURE}"
+            )
 
 
 @dataclass(frozen=True)

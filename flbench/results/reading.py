@@ -12,16 +12,14 @@ from flbench.core.errors import DataError, UserError
 from flbench.core.wording import how_to_resume
 from flbench.metrics import names as metric_names
 from flbench.results import metrics_file
-from flbench.results.metrics_file import Row
+from flbench.results.metrics_file import CURE, Row
 from flbench.results.summary import (
-    SHARES,
     RunningSummary,
     Summary,
     check_shares,
     checked,
     cohort_accuracy,
     cost_to_reach,
-    is_share,
     metrics_at,
 )
 
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     from flbench.results.partition_arrays import Samples
     from flbench.results.tables import Moment
 
-HASHES: Final = ("partition_hash", "config_hash", "weights_digest")
-CURE: Final = "Restore it from a copy, or start the run again."
 
 CLIENT_SCORES: Final = ("accuracy", "balanced_accuracy", "macro_f1")
 VALIDATION: Final = "validation_"
@@ -127,32 +123,6 @@ class StoredRun:
         from flbench.results.partition_arrays import read_samples
 
         return read_samples(self.path / "partition.npz")
-
-    def check_comparable(self) -> None:
-        """Check what a comparison needs of a finished run, besides what reading it has checked.
-
-        Raises:
-            UserError: The run has no classes.
-            DataError: A file is damaged, or the summary lacks a hash or an accuracy.
-        """
-        self.check_classes()
-        for key in HASHES:
-            if key not in self.summary:
-                raise DataError(f"{self.path / 'summary.json'} is damaged (no `{key}`). {CURE}")
-        for name, table in (("class", self.class_table()), ("client", self.client_table())):
-            if not len(table):
-                raise DataError(f"{self.path} has no {name} table. {CURE}")
-        if not any(isinstance(value, float) for value in self.summary["best"]["test"].values()):
-            raise UserError(f"{self.path} has no test metrics, so it cannot be compared.")
-        _ = self.client_counts
-        self.samples()
-        read_json(self.path / "provenance.json")
-        for row in self.rows:
-            if row.metric in SHARES and not is_share(row.value) and row.value == row.value:
-                raise DataError(
-                    f"{self.path / 'metrics.csv'} is damaged (`{row.full_name}` of round"
-                    f" {row.round} is {row.value}, which is no share). {CURE}"
-                )
 
     @cached_property
     def scores(self) -> dict[str, float]:

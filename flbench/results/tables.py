@@ -13,7 +13,6 @@ from flbench.core.documents import as_data_error
 from flbench.core.own_names import as_written
 from flbench.core.text import read_cell
 from flbench.metrics.names import are_balanced
-from flbench.results.metrics_file import HEADER, Row
 from flbench.results.summary import ROUNDING, SHARES
 
 if TYPE_CHECKING:
@@ -24,9 +23,6 @@ Moment = Literal["best", "last"]
 
 MOST: Final = 10**12
 """Largest number of a class, a client or of samples in a table."""
-
-METRICS: Final = dict(zip(HEADER, ("int64", "str", "str", "str", "float64"), strict=True))
-"""Columns of `Run.metrics` with their types."""
 
 PER_CLASS: Final = {
     "moment": "str",
@@ -58,22 +54,6 @@ CLIENTS: Final = {
 SOMETIMES: Final = ("name", "shift", "validation_size")
 """Columns of `CLIENTS` that a file may lack: clients need not have names or shifts, and files of
 earlier versions have nothing on validation parts."""
-
-TARGET_CLIENTS: Final = {name: kind for name, kind in CLIENTS.items() if name != "classes"}
-"""Columns of `Run.clients` with their types, for a run whose targets are not classes."""
-
-NEW_CLIENTS: Final = {"moment": "str", "epochs": "int64", **CLIENTS}
-"""Columns of `Run.new_clients` with their types; the others are metrics, float64."""
-
-CONFUSION: Final = {"split": "str", "true": "int64", "predicted": "int64", "count": "int64"}
-"""Columns of `Run.confusion` with their types."""
-
-
-def metrics(rows: Sequence[Row]) -> "pd.DataFrame":
-    """Return the rows of metrics.csv as a DataFrame."""
-    import pandas as pd
-
-    return pd.DataFrame(list(rows), columns=list(HEADER)).astype(METRICS)
 
 
 def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -> "pd.DataFrame":

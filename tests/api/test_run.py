@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import flbench as fl
-from flbench.api import partitions, running
+from flbench.api import partitions, run_tables, running
 from flbench.calls import process
 from flbench.cli.app import main
 from flbench.config.resolve import resolve
@@ -268,9 +268,9 @@ def test_every_scheme_and_key_of_a_partition_has_an_object():
 def test_tables_have_the_documented_types(finished):
     written = reading.read(finished.path)
 
-    assert finished.metrics.dtypes.astype(str).to_dict() == tables.METRICS
+    assert finished.metrics.dtypes.astype(str).to_dict() == run_tables.METRICS
     assert finished.per_class.dtypes.astype(str).to_dict() == tables.PER_CLASS
-    assert finished.confusion.dtypes.astype(str).to_dict() == tables.CONFUSION
+    assert finished.confusion.dtypes.astype(str).to_dict() == run_tables.CONFUSION
     kinds = finished.clients.dtypes.astype(str).to_dict()
     absent = {"name", "shift"}  # of clients without names or shifts
     assert {name: kinds[name] for name in tables.CLIENTS if name not in absent} == {

@@ -16,7 +16,14 @@ from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
 from flbench.core import files
 from flbench.experiment import estimate, lifecycle
-from tests.support import REAL_DATA, SMALL, build, interrupted_run, write_npz
+from tests.support import (
+    REAL_DATA,
+    SMALL,
+    build,
+    interrupted_run,
+    pictures_in_pages,
+    write_npz,
+)
 from tests.tuning.studies import begin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -354,15 +361,19 @@ def test_show_prints_tables_of_finished_and_interrupted_runs(flbench, tmp_path):
 
 @pytest.mark.slow
 def test_show_tells_apart_what_differs_and_warns(flbench, tmp_path):
-    for keys in (("seed=0",), ("seed=1",), ("seed=0", "partition.alpha=2")):
-        flbench("run", *SMALL, "algorithm=local", *keys)
+    others = ("algorithm=fedavg", "partition.alpha=2")
+    for keys in (("algorithm=local",), ("algorithm=local", "seed=1"), others):
+        flbench("run", *SMALL, *keys)
     runs = sorted(map(str, tmp_path.glob("runs/*/*")))
 
-    code, out, error = flbench("show", *runs, "--picture", "curves.svg")
+    with pictures_in_pages():
+        code, out, error = flbench("show", *runs, "--picture", "curves.svg")
 
     assert code == 0
     heads, *lines = [
-        line.split() for line in out.splitlines() if line.split()[:1] in (["method"], ["local"])
+        line.split()
+        for line in out.splitlines()
+        if line.split()[:1] in (["method"], ["local"], ["fedavg"])
     ]
     assert "alpha" in heads
     assert heads.index("seed") < heads.index("round")
