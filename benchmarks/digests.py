@@ -61,7 +61,7 @@ CAMPAIGNS: Final = {
         *ONE,
     ),
     "study": (
-        *("tune", "hfcd", "fedper", "--trials", "3", "--seeds", "3", "--concurrent", "1"),
+        *("tune", "hfcd", "fedper", "--trials", "3", "--seeds", "3", "--jobs", "1"),
         *("--scheduler", "none", "--seed", "3", "--out", ".", *ONE),
     ),
     "paper": (
@@ -352,9 +352,9 @@ def commands() -> Iterator[Rows]:
     parameters, which has another seed.
     """
     with TemporaryDirectory() as folder:
-        options = ("--trials", "1", "--seeds", "1", "--concurrent", "1", "--scheduler", "none")
+        options = ("--trials", "1", "--seeds", "1", "--jobs", "1", "--scheduler", "none")
         flbench(folder, "tune", "fedavg", *options, "--out", "tune", *ONE)
-        for kind in ("trials/*/*", "finals/*/default-*"):
+        for kind in ("trials/*/*", "cells/*"):
             (path,) = Path(folder, "tune").rglob(kind)
             name = kind.partition("/")[0]
             given = ("fedavg", "--config", str(path / "config.yaml"))

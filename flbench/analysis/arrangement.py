@@ -235,8 +235,15 @@ def arrange(
     finished = [run for run in runs if run.finished]
     if not finished:
         raise UserError("there is no finished run to compare.")
-    undefined = [run for run in finished if not isfinite(run.scores.get(metric, 0.0))]
-    finished = [run for run in finished if isfinite(run.scores.get(metric, 0.0))]
+
+    def value(run: StoredRun) -> float:
+        """Return the metric; 0 for one that the run lacks, which is refused below."""
+        if deployment == PERSONAL:
+            return run.scores.get(metric, 0.0)
+        return Entry("", "", 0, run, "", deployment).score(metric)
+
+    undefined = [run for run in finished if not isfinite(value(run))]
+    finished = [run for run in finished if isfinite(value(run))]
     if not finished:
         raise UserError(f"`{metric}` of {undefined[0].path} is no number. Choose another metric.")
     warnings = [f"left out: {run.path}: its test {metric} is no number." for run in undefined]

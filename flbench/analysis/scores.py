@@ -100,7 +100,7 @@ def client_scores_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataF
         frames.append(accuracy.join(gain).reset_index().merge(about, on="who"))
     if not frames:
         return pd.DataFrame(columns=list(CLIENT_SCORES))
-    return in_order(pd.concat(frames), comparison, "client")[list(CLIENT_SCORES)]
+    return in_order(pd.concat(frames, ignore_index=True), comparison, "client")[list(CLIENT_SCORES)]
 
 
 def score_over(

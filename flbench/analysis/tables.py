@@ -249,8 +249,9 @@ def _leaderboard(
     level = statistics.rounded(board["mean"])
     places = level.where(is_ranked).groupby(board["place"])
     board["rank"] = places.rank(method="min", ascending=False)
-    after = last[last["metric"] == comparison.metric].groupby(by)["value"].mean()
-    board = board.join(after.rename("last"), on=by)
+    after = last[last["metric"] == comparison.metric].groupby(by)["value"].agg(["mean", "count"])
+    after = board[by].join(after, on=by)  # no mean over fewer repetitions than the others
+    board["last"] = after["mean"].where(after["count"] == board["n"])
     counted = values.groupby([*by, "metric"])["value"].agg(["mean", "count"]).unstack("metric")
     for name in others:
         board[name] = nan

@@ -26,10 +26,12 @@ from flbench.core.locked_folder import LockedFolder
 from flbench.core.parts import offered
 from flbench.core.system_errors import as_flbench_errors
 from flbench.core.text import redact
+from flbench.core.wording import in_shell
 from flbench.jobs import campaign
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.reports.terminal import open_console
+from flbench.results import study_folder
 from flbench.tracking import mirror
 from flbench.tracking.store import NamedBy
 from flbench.workers.pool import LostError
@@ -220,6 +222,12 @@ def carry_on(
         UserError: The path is not the folder of a comparison, or a key must not change. Further
             errors are those of `start`.
     """
+    if study_folder.is_study(path):
+        raise UserError(
+            f"{path} is a study, which keeps its methods. Resume it with: flbench tune --resume"
+            f" {in_shell(path)}. Other methods are compared with its parameters by: flbench compare"
+            f" METHODS --tuned {in_shell(path)}"
+        )
     with (
         stopped_by_signals(samples.objects),
         closing(addressed(ComparisonFolder.reopen(path), caller)) as folder,

@@ -26,6 +26,8 @@ from flbench.jobs.samples import LoadedSamples
 
 FILES: Final = (".npz", ".zip", ".csv", ".tsv", ".parquet")  # ends of a data set's name in --data
 DATA: Final = ("name", "path", "source")  # keys of `data` that say which data set it is
+SHARED: Final = ("seed", "partition.", "data.", "output.", "tracking.")
+"""Beginnings of keys that no method has for itself."""
 NAMING: Final = tuple(f"{SECTION}{key}" for key in ("name", "source", "sha256"))
 KEPT: Final = ("vary", "grid", "tuned", "out")  # what a comparison that has begun keeps
 
@@ -200,11 +202,17 @@ def methods_of(given: Any, origin: str) -> tuple[LabelledLayer, ...]:
     >>> one.label, one.tree, other.label
     ('short', {'algorithm': {'name': 'hfcd', 'tau': '0.1'}, 'train': {'rounds': '5'}}, 'fedavg')
     """
-    entries = given.split(",") if isinstance(given, str) else [*given]
+    entries = [given] if isinstance(given, type | Mapping) else given
+    entries = entries.split(",") if isinstance(entries, str) else [*entries]
     named = [_entry(one, origin) for one in entries]
     names = [one[f"{SECTION}name"] for one in named]
     found = []
     for label, name, entry in zip((one.pop("label") for one in named), names, named, strict=True):
+        if shared := [key for key in entry if key.startswith(SHARED)]:
+            raise ConfigError(
+                f"`{shared[0]}` of {name}: all methods of a comparison share it. Give it for all,"
+                " or as `grid` or `data`."
+            )
         own = {key: value for key, value in entry.items() if key not in NAMING}
         words = " ".join(words_of(own)) if names.count(name) > 1 else ""
         layer = from_values({k: arguments.plain(v, k, origin) for k, v in entry.items()}, origin)

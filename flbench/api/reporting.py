@@ -23,6 +23,7 @@ from flbench.comparison.collect import collect
 from flbench.core import files
 from flbench.core.errors import UserError, did_you_mean
 from flbench.reports.shown import Shown
+from flbench.results import study_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -259,10 +260,16 @@ def report(
     long: str | PathLike[str] | None,
 ) -> Comparison:
     """Carry out a call of `fl.report`."""
-    found = collect(_paths(runs))
+    paths = _paths(runs)
+    found = collect(paths)
+    own, deployment = "accuracy", study_folder.PERSONAL
+    if len(paths) == 1 and study_folder.is_study(paths[0]):
+        header = study_folder.read_header(paths[0])
+        own, deployment = header.metric, header.deployment
     comparison = arrange(
         found.runs,
-        metric=metric or "accuracy",
+        metric=metric or own,
+        deployment=deployment,
         targets=target,
         baseline=baseline,
         force=force,

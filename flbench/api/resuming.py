@@ -15,7 +15,8 @@ from flbench.calls import arguments, parts, resumed
 from flbench.comparison.folder import is_comparison
 from flbench.config.sources import Layer, from_values
 from flbench.config.trust import run_code
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, UserError
+from flbench.core.wording import in_shell
 from flbench.experiment import lifecycle
 from flbench.results import reading, study_folder
 from flbench.tracking.mirror import Mirrors
@@ -122,6 +123,12 @@ def carry_on(
         KeyboardInterrupt: The run was interrupted again and saved.
     """
     reading.check_run_folder(path)
+    if (path / "trial.json").is_file():
+        study = in_shell(path.resolve().parents[2])
+        raise UserError(
+            f"{path} is a trial, which is never evaluated on test parts. Resume its study: flbench"
+            f" tune --resume {study}"
+        )
     ending = RunsEnding([], Mirrors("user" if "tracking.uri" in changed else "folder"))
     train = partial(lifecycle.resume, path, changed)
     train_one(train, f"resuming {path}", ending, caller, callbacks, loggers, objects or {})

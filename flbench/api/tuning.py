@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flbench.api import campaigns, studies
 from flbench.api.caller import Caller, program
-from flbench.api.comparing import methods_of
+from flbench.api.comparing import NAMING, methods_of
 from flbench.api.studies import Study
 from flbench.calls import arguments, parts, resumed
 from flbench.calls.process import preserved
@@ -60,8 +60,13 @@ def called(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Study:
     plain, objects = parts.split(given)
     with run_code(values["trust"]):
         methods = methods_of(values["methods"], "argument of fl.tune")
-        if named := [one.label for one in methods if one.label != one.method]:
-            raise ConfigError(f"`{named[0]}` is a variant. A study has each method once.")
+        if named := [
+            one.label for one in methods if one.label != one.method or {*one.layer} - {*NAMING}
+        ]:
+            raise ConfigError(
+                f"`{named[0]}` is a variant. A study has each method once, with the data and the"
+                " budget of the others: give keys as arguments of fl.tune."
+            )
         layers = layers_of_each(methods, arguments.layers("tune", values["config"], plain))
     asked = {**options, **{name: value for name, value in plain.items() if value is not None}}
     call = ", ".join([repr(list(layers)), *(f"{name}={value!r}" for name, value in asked.items())])

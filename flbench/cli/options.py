@@ -227,4 +227,6 @@ def _value(text: str) -> str:
         return text
     if isinstance(value, dict):
         return " ".join(f"{key}={','.join(map(str, some))}" for key, some in value.items())
-    return {None: "null", True: "true", False: "false"}.get(value, str(value))
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value)

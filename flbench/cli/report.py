@@ -35,7 +35,9 @@ def report(
     defaults = signature(verbs.report).parameters
     others = {name: value for name, value in asked.items() if name != "long"}
     is_own = all(value in (None, defaults[name].default) for name, value in others.items())
-    if len(paths) == 1 and study_folder.is_study(paths[0]) and not any(asked.values()):
+    if len(paths) == 1 and study_folder.is_study(paths[0]) and is_own:
+        if asked["long"] is not None:
+            verbs.report(list(paths), long=asked["long"])
         _report_study(paths[0], paths[0] if out is None else out, as_json=as_json)
         return
     found = verbs.report(list(paths), **asked)

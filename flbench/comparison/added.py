@@ -37,7 +37,7 @@ def added(
     Raises:
         ConfigError: A key must not change. The message has one line for each of them.
     """
-    asked = Design.of(methods, layers, seeds=seeds or before.seeds)
+    asked = Design.of(methods, layers, seeds=before.seeds if seeds is None else seeds)
     if asked.seeds < before.seeds:
         raise ConfigError(
             f"`seeds={asked.seeds}`: {path} has {before.seeds} repetitions, which are"
@@ -48,8 +48,9 @@ def added(
         was = known.get(method.label, method.layer if methods else Layer())
         for key, (value, _) in method.layer.items():
             default = value if before.tuned is not None and methods else "its default"
-            old = was[key].value if key in was else default
-            if key.startswith(SECTION) and text_of(old) != text_of(value):
+            place = was if key in was else before.base
+            old = place[key].value if key in place else default
+            if (methods or key.startswith(SECTION)) and text_of(old) != text_of(value):
                 raise _unchangeable(key, old, value, path)
     new = tuple(one for one in asked.methods if one.label not in known)
     untuned = before.untuned

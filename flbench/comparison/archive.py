@@ -26,6 +26,7 @@ from flbench.core.archives import (
 from flbench.core.documents import as_data_error, read_json, read_yaml
 from flbench.core.errors import UserError
 from flbench.core.plain_yaml import to_yaml
+from flbench.jobs.folder import FAILURES
 from flbench.results import folders, study_folder
 from flbench.results.reading import is_finished
 
@@ -37,7 +38,7 @@ KEPT: Final = (
 )
 """Files of the folders of runs, studies and trials that an archive has. Checkpoints and pages are
 left out."""
-KNOWN: Final = frozenset({*KEPT, MARKER})
+KNOWN: Final = frozenset({*KEPT, MARKER, FAILURES})
 """Names of the files that an archive may have."""
 
 
@@ -78,7 +79,8 @@ def pack(paths: Sequence[Path], file: Path) -> int:
         count += len(runs)
         markers = dict.fromkeys(run.parents[1] / MARKER for run in runs if is_cell(run))
         members = [one / name for one in (*runs, *studies) for name in KEPT]
-        members += [marker for marker in markers if marker.is_relative_to(path)]
+        inside = [marker.parent for marker in markers if marker.is_relative_to(path)]
+        members += [one / name for one in inside for name in (MARKER, FAILURES)]
         for study in studies:
             files.check_no_linked_folders(study)
         for member in filter(Path.is_file, members):

@@ -175,7 +175,8 @@ class Differences:
             name = next(name for name, pair in values.items() if pair.nunique() > 1)
             return self._apart(name, found, short_hashes(values[name]))
         hashes = [str(run.summary.get("partition_hash", MISSING)) for run in self.runs]
-        groups = list(zip(self.setting_of, map(seeds_of, self.runs), strict=True))
+        known = [text != MISSING for text in hashes]  # an unfinished run has no hash
+        groups = list(zip(self.setting_of, map(seeds_of, self.runs), known, strict=True))
         if (found := _first_apart(hashes, groups)) is not None:
             what = "partition (same keys and seeds, so the data differ)"
             return self._apart(what, found, [hashes[k][:12] for k in found])

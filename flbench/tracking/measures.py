@@ -7,6 +7,7 @@ other metrics.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ FIRST: Final = (
 )
 """Metrics that come first, if there are too many."""
 LAST: Final = "client_std"
+ALONE: Final = ("gm", "pm_v", "pm_l")
+"""Models of which a summary has the metric alone that chooses the best round."""
 COSTS: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
 DIGITS: Final = 10
 """Significant digits of numbers in MLflow, whose pages show all of them."""
@@ -160,23 +163,27 @@ def _tests(best: Mapping[str, Any], metric: str, deployment: str) -> dict[str, f
         metric: Metric that ranks methods.
         deployment: The evaluated model.
     """
-    tests, validation = best["test"], best["validation"]
+    tests = best["test"]
     own = tests if deployment == "personal" else tests.get(deployment, {})
-    known = validation if deployment == "personal" else validation.get(deployment, {})
-    # A number that is no metric of the validation is the accuracy of another deployment.
-    order = dict.fromkeys((metric, *FIRST, *(key for key in known if key != LAST), LAST))
+    mine = [
+        key
+        for key, value in own.items()
+        if not isinstance(value, Mapping) and key not in (*ALONE, LAST) and "@" not in key
+    ]
+    order = dict.fromkeys((metric, *FIRST, *mine, LAST))
     found = {named(key, deployment): own[key] for key in order if key in own}
+    chosen = "accuracy" if "accuracy" in tests else metric
     for key, value in tests.items():
-        is_shown = key not in (*order, "common", deployment) and (
-            "@" not in key or key.startswith(("new@", "seen@"))
-        )
-        if is_shown:
-            other = value.get(metric) if isinstance(value, Mapping) else value
-            found.setdefault(named(metric, key), other)
+        if key in ("common", deployment) or ("@" in key and not key.startswith(("new@", "seen@"))):
+            continue
+        if isinstance(value, Mapping):
+            found.setdefault(named(metric, key), value.get(metric))
+        elif key in ALONE:
+            found.setdefault(named(chosen, key), value)
     return {
         key: float(one)
         for key, one in found.items()
-        if isinstance(one, int | float) and not isinstance(one, bool) and one == one
+        if isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
     }
 
 
@@ -195,11 +202,18 @@ def _classes(file: Path) -> dict[str, float]:
         table = table[table["moment"] == moment]
         if len(table) > MOST_CLASSES:
             return {}
+        names_ = [safe(name) for name in table["name"]]
+        labels = [  # names that differ, such as -1 and +1, may be one name in MLflow
+            f"class {k} {name}".rstrip(" .")
+            if names_.count(name) > 1 or not name.strip(".")
+            else name
+            for k, name in zip(table["class"], names_, strict=True)
+        ]
         return {
-            f"{metric}/{safe(name)}": float(value)
+            f"{metric}/{name}": float(value)
             for metric in ("f1", "recall")
-            for name, value in zip(table["name"], table[metric], strict=True)
-            if value != "" and float(value) == float(value)
+            for name, value in zip(labels, table[metric], strict=True)
+            if value != "" and math.isfinite(float(value))
         }
 
 

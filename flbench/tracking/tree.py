@@ -211,7 +211,7 @@ def _training(folder: Path, versions: object, is_over: bool, metric: str, deploy
     with kept.keep():
         values = measures.values(folder, metric, deployment, len({name for name, _, _ in curves}))
     files = Files()
-    if folder.parents[1].name == "trials":
+    if folder.parents[1].name == "trials" and study_folder.is_study(folder.parents[2]):
         files.add(folder, OF_TRIAL)
     else:
         for add in (files.add_run, *((files.add_results,) if is_over else ())):
@@ -386,7 +386,9 @@ class _Campaign:
         """Return the node of a trial."""
         is_running = trial.state == "running"
         status = self._unfinished if is_running else TRIAL_STATUS.get(trial.state, "FAILED")
-        node = self._training(path, is_over=not is_running)
+        node = Node("", "", "trial", self._started)  # it may be refused before it has a run folder
+        if (path / "config.yaml").is_file():
+            node = self._training(path, is_over=not is_running)
         has_score = trial.score is not None and not is_running
         with as_data_error(path / "trial.json"):
             started, ended = (one and milliseconds(one) for one in (trial.started, trial.ended))
@@ -529,7 +531,7 @@ def _shared(nodes: Sequence[Node]) -> dict[str, str]:
 
 
 def _reason(reason: str | None) -> dict[str, str]:
-    return {} if reason is None else {"reason": _short(reason)}
+    return {} if reason is None else {"reason": _short(str(reason))}
 
 
 def _short(text: str, longest: int = LONGEST) -> str:

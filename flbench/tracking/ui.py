@@ -144,7 +144,8 @@ def links(to: Store) -> list[tuple[str, str]]:
                     [number], f"tags.kind = '{kind}'", order_by=["attributes.start_time DESC"]
                 )
             ]
-            return sorted(newest, key=lambda run: -run.info.start_time)
+            own = [run for run in newest if RUN_TAG in run.data.tags]
+            return sorted(own, key=lambda run: -run.info.start_time)
 
         def link(view_name: str, content: str, number: str = number, *, charts: bool) -> str:
             if len(content) <= view.LONGEST:  # MLflow refuses a longer one

@@ -30,7 +30,7 @@ KEPT: Final = (
     *("trials", "search", "scheduler", "metric", "deployment"),
     *("seeds", "vary", "gpus", "retries", "address"),
 )
-NO_VARY: Final = {"partition": "Final trainings with one seed of the training support no claim."}
+NO_VARY: Final = {"partition": "Repetitions with one seed of the training support no claim."}
 """What may not differ alone between repetitions, and why."""
 FACTOR: Final = 3  # successive halving continues one trial in three
 TRIAL_EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`

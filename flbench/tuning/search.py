@@ -54,7 +54,18 @@ def begin_again(folder: StudyFolder) -> None:
     They do so if their method has no winner. Otherwise another trial could win after the trainings
     of the winner.
     """
-    for record in _lost(folder):
+    lost, asked = _lost(folder), folder.description()
+    first: dict[str, int] = {}
+    for record in lost:
+        first[record["method"]] = min(record["index"], first.get(record["method"], record["index"]))
+    if asked.get("search") == "optuna":  # later batches have learned from the failures
+        for record in [*folder.records()]:
+            begin = first.get(record["method"])
+            if begin is not None and record["index"] // asked["batch"] > begin // asked["batch"]:
+                path = of_record(folder.path, record).path
+                (path / "config.yaml").unlink(missing_ok=True)  # so that no other trial goes on
+                shutil.rmtree(path)
+    for record in lost:
         again = {"state": "running", "reason": None, "ended": None, "lost": False}
         of_record(folder.path, record).write(record | again)
 
@@ -457,8 +468,12 @@ class Halving(FIFOScheduler):  # type: ignore[misc]
         }
         self._known: set[tuple[str, int]] = set()
         # The driver may have died after a score was written and before its trial was stopped.
-        last = {one[:2]: self._decide(*one) for one in seen}
-        self.stopped = {one for one, decision in last.items() if decision == TrialScheduler.STOP}
+        last = {one[:2]: (one[2], self._decide(*one)) for one in seen}
+        self.stopped = {  # ASHA "stops" trials that have done all rounds, too
+            one
+            for one, (done, decision) in last.items()
+            if decision == TrialScheduler.STOP and done < rounds
+        }
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Stop a trial that is not among the best third at a rung."""
