@@ -142,11 +142,6 @@ class Analysis:
     answer: tuple[str, ...]
     train_counts: Mapping[tuple[str, int], NDArray[np.int64]]
 
-    @property
-    def ranking_pairs(self) -> pd.DataFrame:
-        """The rows of `pairs` of the metric that ranks."""
-        return self.pairs[self.pairs["metric"] == self.comparison.metric]
-
 
 def analyse(comparison: Arrangement) -> Analysis:
     """Return the tables of a comparison.

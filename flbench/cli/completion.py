@@ -1,6 +1,6 @@
 """What a shell offers while a command is typed. Nothing here imports PyTorch."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import get_args
 
 
@@ -27,7 +27,7 @@ def keys(incomplete: str) -> list[str]:
     from flbench.config.schema import Config
     from flbench.config.sources import leaves
 
-    return _beginning(incomplete, (f"{key}=" for key in leaves(Config().tree())))
+    return beginning(incomplete, (f"{key}=" for key in leaves(Config().tree())))
 
 
 def methods(incomplete: str) -> list[str]:
@@ -35,43 +35,37 @@ def methods(incomplete: str) -> list[str]:
     from flbench.core.registry import ALGORITHMS
 
     before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in _beginning(last, ALGORITHMS.names())]
+    return [f"{before}{comma}{name}" for name in beginning(last, ALGORITHMS.names())]
 
 
 def models(incomplete: str) -> list[str]:
     """Complete the name of a net."""
     from flbench.core.registry import MODELS
 
-    return _beginning(incomplete, MODELS.names())
+    return beginning(incomplete, MODELS.names())
 
 
 def engines(incomplete: str) -> list[str]:
     """Complete the name of an engine."""
     from flbench.config.schema import EngineConfig
 
-    return _beginning(incomplete, get_args(EngineConfig.model_fields["name"].annotation))
+    return beginning(incomplete, get_args(EngineConfig.model_fields["name"].annotation))
 
 
 def schemes(incomplete: str) -> list[str]:
     """Complete the name of a partition scheme."""
     from flbench.config.schema import SchemeName
 
-    return _beginning(incomplete, get_args(SchemeName))
-
-
-def varying(incomplete: str, without: Collection[str] = ()) -> list[str]:
-    """Complete what differs between repetitions, but not the words of `without`."""
-    from flbench.jobs.repetitions import Vary
-
-    return _beginning(incomplete, (one for one in get_args(Vary) if one not in without))
+    return beginning(incomplete, get_args(SchemeName))
 
 
 def data_sets(incomplete: str) -> list[str]:
     """Complete the name of a data set that flbench knows."""
     from flbench.data.known_sets import known
 
-    return _beginning(incomplete, known())
+    return beginning(incomplete, known())
 
 
-def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+def beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+    """Return the names that begin with what has been typed."""
     return [name for name in names if name.startswith(incomplete)]

@@ -7,7 +7,7 @@ Name, type, default and description of an option are those of the argument, see
 import ast
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -38,7 +38,7 @@ TYPES: Final = {Path: "PATH", int: "N", float: "X", str: "NAME"}
 SEVERAL: Final = ("grid", "reuse", "values")
 """Options that can be given several times."""
 COMPLETIONS: Final = {"baseline": completion.methods, "grid": completion.keys}
-COMPLETIONS.update(values=completion.keys, vary=completion.varying)
+COMPLETIONS.update(values=completion.keys)
 PYTHON_ONLY: Final = ("algorithm", "engine", "progress", "seed", "trust")
 """Arguments that the command line takes as words, short forms or `--run-code`, or not at all."""
 ALIAS: Final = "alias_"
@@ -161,12 +161,15 @@ def _option(argument: Argument, options: Collection[str]) -> Any:
         return Annotated[bool, typer.Option(name, help=about)]
     several = argument.name in SEVERAL
     values = re.findall(r"'(\w+)'", str(argument.kind)) if "Literal" in str(argument.kind) else []
+    complete = COMPLETIONS.get(argument.name)
+    if values:
+        complete = partial(completion.beginning, names=values)
     option = typer.Option(
         name,
         metavar=METAVARS.get(argument.name) or "|".join(values) or TYPES[kind or str],
         help=f"{about} Can be given several times." if several else about,
         show_default=bool(argument.default),
-        autocompletion=_completion(COMPLETIONS.get(argument.name)),
+        autocompletion=_completion(complete),
     )
     taken: Any = list[kind] if several else kind  # type: ignore[valid-type]
     return Annotated[taken | None, option]

@@ -14,8 +14,9 @@ from flbench.cli.layers import CommandLine
 from flbench.comparison.folder import read_design
 from flbench.config.resolve import as_data
 from flbench.config.sources import merge
-from flbench.core.errors import UserError
+from flbench.core.errors import RunError, UserError
 from flbench.data import catalogue
+from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.samples import LoadedSamples
 from flbench.reports.terminal import open_console
 from flbench.reproduce import measure, paper, report
@@ -51,11 +52,11 @@ def reproduce(
         download: Whether torchvision may download missing data sets.
         dry_run: Whether to train nothing, and to report what is there.
         as_json: Whether to print JSON: without a paper, `papers`; otherwise the content of the
-            report's JSON file, with `left` and `files`.
+            report's JSON file, with `asked`, `missing` and `files`.
 
     Raises:
         UserError: An option is wrong, or nothing could be measured.
-        RunError: Trainings failed.
+        RunError: Trainings failed. The others are reported before that.
     """
     name, overrides = words.one_name(paper_and_overrides, "paper")
     if name is None:
@@ -65,8 +66,10 @@ def reproduce(
         return
     given = merge(CommandLine(overrides, aliases).layers())
     asked = PaperRequest(name, tables, dataset, algos, given)
-    folder, notes = out / name.casefold(), []
-    left: dict[str, list[str]] = {}
+    folder = out / name.casefold()
+    notes: list[str] = []
+    failures: list[str] = []
+    listed: dict[str, list[str]] = {}
     for place in asked.places():
         data = as_data([place.base]).data
         if not (download or data.path or catalogue.is_available(data)):
@@ -77,29 +80,33 @@ def reproduce(
             continue
         labels = asked.labels(place)
         if dry_run:
-            left[place.dataset] = [*left.get(place.dataset, []), *labels]
+            listed[place.dataset] = [*listed.get(place.dataset, []), *labels]
         else:
-            train(place, labels, seeds or paper.load(name).seeds, folder, jobs, not as_json)
+            count = seeds or paper.load(name).seeds
+            failures += train(place, labels, count, folder, jobs, not as_json)
     made = report.make(asked, folder)
     files = [str(path) for path in made.write(out)] if made.is_measured else []
     if as_json:
-        console.json(made.tree() | {"asked": left, "missing": notes, "files": files})
-        return
-    if not made.is_measured and not dry_run:
-        raise UserError("\n".join([f"no cell of {made.paper.name} could be measured.", *notes]))
-    console.notes(notes)
-    for place_name, labels in left.items():
-        console.line(f"{place_name}: {', '.join(labels)}")
-    if made.is_measured:
-        open_console().print(Markdown(made.markdown(whole=False)))
-    for file in files:
-        console.line(file)
+        console.json(made.tree() | {"asked": listed, "missing": notes, "files": files})
+    elif not made.is_measured and not dry_run:
+        reasons = [*notes, *failures]
+        raise UserError("\n".join([f"no cell of {made.paper.name} could be measured.", *reasons]))
+    else:
+        console.notes(notes)
+        for place_name, labels in listed.items():
+            console.line(f"{place_name}: {', '.join(labels)}")
+        if made.is_measured:
+            open_console().print(Markdown(made.markdown(whole=False)))
+        for file in files:
+            console.line(file)
+    if failures:
+        raise RunError("\n".join(failures))
 
 
 def train(
     place: Place, labels: Sequence[str], seeds: int, folder: Path, jobs: int | None, shown: bool
-) -> None:
-    """Train what is left of the comparison of a place.
+) -> list[str]:
+    """Train what is left of the comparison of a place; return a sentence for each failed cell.
 
     Args:
         place: The place.
@@ -111,8 +118,8 @@ def train(
 
     Raises:
         UserError: A method has been trained with other keys.
-        RunError: Trainings failed.
     """
+    failures: list[str] = []
     caller, path = Caller(shown=shown), measure.comparison_of(place, folder)
     # The other methods need the confusable classes of the finished runs of the reference.
     for group in [[place.reference], labels] if place.reference else [labels]:
@@ -138,9 +145,10 @@ def train(
                     )
             more = [one for one in design.methods if one.label not in known]
             total = max(seeds, before.seeds)
-            ending = campaigns.carry_on(path, more, [], total, LoadedSamples(), jobs, caller)
-        if ending.failures:
-            console.notes(ending.failures)
+            mine = [place.base.where(lambda key: key.startswith(CHANGEABLE_ON_RESUME))]
+            ending = campaigns.carry_on(path, more, mine, total, LoadedSamples(), jobs, caller)
+        failures = [*ending.failures]  # the last call has tried again what failed in the one before
+    return failures
 
 
 def _list(*, as_json: bool) -> None:

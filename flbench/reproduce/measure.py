@@ -11,7 +11,9 @@ from statistics import fmean
 from flbench.analysis.statistics import sample_std
 from flbench.comparison.folder import MARKER, read_cells, read_design
 from flbench.config.sources import Layer
-from flbench.reproduce.paper import FREE, UNITS, Cell, Number, PaperMetric, Place
+from flbench.core.errors import DataError
+from flbench.jobs.folder import read_failures
+from flbench.reproduce.paper import UNITS, Cell, Number, PaperMetric, Place, is_free
 from flbench.results import reading
 from flbench.results.metrics_file import Row
 from flbench.results.summary import cost_to_reach, last_round, training_failure
@@ -70,7 +72,7 @@ def comparison_of(place: Place, folder: Path) -> Path | None:
 
 def _key(base: Layer) -> dict[str, str]:
     """Return what tells the setting of a comparison from others."""
-    return {key: str(given.value) for key, given in base.items() if not key.startswith(FREE)}
+    return {key: str(given.value) for key, given in base.items() if not is_free(key)}
 
 
 def is_same(place: Place, label: str, layer: Layer) -> bool:
@@ -97,24 +99,35 @@ def measured(
         exact: Whether only runs count whose method has the keys that its row has now.
     """
     runs: dict[tuple[int, str], dict[int, reading.StoredRun]] = {}
+    reasons: dict[tuple[int, str], str] = {}
     for k, place in enumerate(places):
         path = comparison_of(place, folder)
         if path is None:
             continue
         known = {one.label: one.layer for one in read_design(path)[0].methods}
+        failed = read_failures(path)
         for entry in read_cells(path):
             run = path / "cells" / entry.name
             if exact and not is_same(place, entry.method, known[entry.method]):
                 continue
+            row = (k, entry.method)
             if reading.is_finished(run):
-                stored = reading.read(run)
-                runs.setdefault((k, entry.method), {})[stored.config.seed] = stored
+                try:
+                    stored = reading.read(run)
+                except DataError as error:
+                    reasons.setdefault(row, str(error))
+                    continue
+                runs.setdefault(row, {})[stored.config.seed] = stored
+            elif entry.name in failed:
+                reasons.setdefault(row, failed[entry.name])
     found = []
     for cell in cells:
         one = Measured(cell, published.get(cell.number), why=cell.reason or "not run yet")
         for k, place in enumerate(places):
-            for seed, stored in runs.get((k, place.rows.get(cell.number, "")), {}).items():
-                one.why = _read_into(one, seed, stored)
+            row = (k, place.rows.get(cell.number, ""))
+            whys = [_read_into(one, seed, run) for seed, run in runs.get(row, {}).items()]
+            if whys or row in reasons:
+                one.why = next(filter(None, [*whys, reasons.get(row, "")]), "")
         found.append(one)
     return found
 

@@ -34,10 +34,9 @@ FOLDER: Final = Path(__file__).parent
 UNITS: Final = {"percent": 100.0, "percent^2": 1e4, "KiB": 1 / 1024, "MB": 1e-6, "rounds": 1.0}
 """Factors from the value of a run (a fraction, or bytes) to the unit of a published number."""
 
-FREE: Final = (
-    *("engine.", "tracking.", "output.", "data.root", "data.path", "evaluation.confusable"),
-)
-"""Keys that change no result: those by which a comparison is not told from another."""
+FREE: Final = ("engine.", "tracking.", "output.", "data.root", "evaluation.confusable")
+"""Keys that change no result, but for `engine.precision`: a comparison is not told from another by
+them."""
 
 Settings = dict[str, Any]
 """Values by dotted keys of the configuration: `{"train.rounds": 200}`."""
@@ -447,7 +446,9 @@ def places(
     paper = load(name)
     measurable = [cell for number in tables for cell in cells(paper, number) if not cell.reason]
     only, data = dataset, {}
-    if dataset is not None:
+    if dataset is None and "data.path" in given:  # a file is one data set: it stands for the first
+        only = next((str(cell.dataset) for cell in measurable), None)
+    elif dataset is not None:
         sets = dict.fromkeys(str(cell.dataset) for cell in measurable)
         names_of = {one: {_plain(one), _plain(paper.datasets[one].name)} for one in sets}
         only = next((one for one in sets if _plain(dataset) in names_of[one]), None)
@@ -464,7 +465,7 @@ def places(
     preset = from_file(FOLDER / "presets" / f"{name.casefold()}.yaml")
     shared = [layer.where(lambda key: not key.startswith(SECTION)) for layer in (preset, given)]
     changeable = [
-        k for k in (*given, *data) if not k.startswith((*FREE, "seed", "evaluation.every"))
+        k for k in (*given, *data) if not (is_free(k) or k.startswith(("seed", "evaluation.every")))
     ]
     found: dict[str, Place] = {}
     for cell in measurable:
@@ -489,6 +490,11 @@ def places(
         if paper.tables[cell.table].confusable == cell.row:
             place.reference = label
     return list(found.values())
+
+
+def is_free(key: str) -> bool:
+    """Return whether a key changes no result."""
+    return key.startswith(FREE) and key != "engine.precision"
 
 
 def _keys(fields: Collection[str]) -> set[str]:

@@ -32,7 +32,6 @@ METHOD: Final = ("algorithm.", "train.optimizer.", "train.schedule.", "train.ter
 """Keys that belong to a method: they may differ between methods that are compared."""
 DATA, SAMPLES = "data", "samples"
 """What stands for the name of the data set, and for the hash of its samples."""
-SEEDS: Final = ("seed", "partition.seed")
 SOURCE: Final = "algorithm.source"
 """Where a method that is not flbench's own is imported from. Runs of one source, which has a hash,
 do not differ by it."""

@@ -380,6 +380,11 @@ class _Campaign:
         for file in sorted(self._folder.glob("trials/*/*/trial.json")):
             with self._kept.keep():
                 trial = study_folder.read_trial(file)
+                if self._study is None or trial.method not in self._study.methods:
+                    raise DataError(
+                        f"{file} is damaged (study.json does not list its method). Move its folder"
+                        " away."
+                    )
                 yield trial, self._trial(trial, file.parent)
 
     def _trial(self, trial: Trial, path: Path) -> Node:
@@ -458,10 +463,15 @@ class _Campaign:
         if all(node.status in ("FINISHED", "FAILED") for node in methods):
             is_failed = any(node.status == "FAILED" for node in methods)
             status = "FAILED" if is_failed else "FINISHED"
-        files, report = Files(), {}
+        files = Files()
+        report: dict[str, Any] = {}
         cells = [node for node in below if node.kind == "cell" and node.status == "FINISHED"]
         with self._kept.keep():
-            report = read_json(self._folder / "report.json")
+            read = read_json(self._folder / "report.json")
+            with as_data_error(self._folder / "report.json"):
+                first = [dict(one) for one in read.get("leaderboard") or ()][:1]
+                answer = [str(one) for one in read.get("answer") or ()]
+                report = {"metric": read.get("metric"), "leaderboard": first, "answer": answer}
         ranked = measures.named(
             self._metric or str(report.get("metric") or "accuracy"), self._deployment
         )
@@ -470,9 +480,9 @@ class _Campaign:
             for add in (files.add_partition, files.add_report):
                 with self._kept.keep():
                     add(self._folder)
-            if answer := report.get("answer"):
+            if report.get("answer"):
                 # MLflow's page of the run shows the answer as its description.
-                tags["mlflow.note.content"] = _short(" ".join(map(str, answer)), 4000)
+                tags["mlflow.note.content"] = _short(" ".join(report["answer"]), 4000)
         params = {key: measures.text(getattr(self._study, key)) for key in SETTINGS if self._study}
         if not self._study:
             params = {key: measures.text(self._about.get(key)) for key in ("seeds", "vary")}

@@ -282,13 +282,12 @@ def _cluster(request: TuneRequest) -> dict[str, Any]:
     return {"engine": {"address": request.address}}
 
 
-def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHING) -> PreparedStudy:
+def reopen(folder: StudyFolder, changed: dict[str, Any]) -> PreparedStudy:
     """Read an existing study, so that it can be resumed.
 
     Args:
         folder: Study folder.
         changed: Options of the request that may change: concurrent, gpus, retries, address.
-        parcel: Objects of the user that the configurations name.
 
     Raises:
         DataError: study.json is damaged.
@@ -337,7 +336,6 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
         spaces,
         federation,
         resources_of(request, configs[request.methods[0]].engine),
-        parcel=parcel,
     )
 
 
