@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from flbench.algorithms import ALGORITHMS
 from flbench.core.errors import ConfigError, DataError, did_you_mean
 from flbench.tuning.search_space import Parameter, Scalar, Space
 
@@ -44,6 +43,8 @@ def parse(
     Raises:
         ConfigError: The space has errors. There is one line for each.
     """
+    from flbench.algorithms import ALGORITHMS  # PyTorch, which reading a study does not need
+
     keys = ("method", "space")
     errors = [
         f"`{key}` is not a key of a search space ({origins.get(key, source)})."
