@@ -31,12 +31,14 @@ import flbench as fl
 from flbench.analysis import statistics
 from flbench.cli.layers import CommandLine
 from flbench.comparison.archive import KNOWN
+from flbench.comparison.folder import MARKER, read_cells
 from flbench.config.sources import merge
 from flbench.core import archives
 from flbench.reports.render import grid
 from flbench.reproduce import report
 from flbench.reproduce.claims import decide
 from flbench.reproduce.report import PaperReport, PaperRequest, with_sign
+from flbench.results.reading import is_finished
 
 Cell = dict[str, Any]
 """A cell of a table, as the JSON file of a report has it."""
@@ -133,13 +135,18 @@ def reports(archive: Path, folder: Path) -> list[PaperReport]:
         folder: Folder for its comparisons. It must exist until the runs have been read.
 
     Raises:
-        SystemExit: The script does not know the paper, or a run of the archive is in no report.
+        SystemExit: The script does not know the paper, a run of a comparison is not in the archive,
+            or a run of the archive is in no report.
     """
     name = archive.name.removesuffix(SUFFIX)
     of_paper = commands(Path(), folder.parent / "out").get(name)
     if of_paper is None:
         raise SystemExit(f"{archive}: {COMMANDS.name} has no paper `{name}`")
     archives.unpack(archive, folder, KNOWN.__contains__)
+    for marker in sorted(folder.glob(f"*/{MARKER}")):
+        for cell in read_cells(marker.parent):
+            if not is_finished(marker.parent / "cells" / cell.name):
+                raise SystemExit(f"{archive} does not have the run `{cell.name}`.")
     made: dict[frozenset[Path], PaperReport] = {}
     for arguments in of_paper:
         one = report.make(asked(arguments)[0], folder, exact=False)

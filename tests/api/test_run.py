@@ -573,7 +573,8 @@ def test_early_stopping_ends_a_run(tmp_path, capsys):
     assert "round 1 of 3," in repr(run)
     assert "3 (stopped)" in run._repr_html_()
     report = (run.path / "report.html").read_text()
-    assert "9, stopped after 3; best by" in report
+    assert "<dd>9, stopped after 3</dd>" in report
+    assert "<dd>1, by validation accuracy</dd>" in report
     assert "stopped after round 3 of 9: validation/personal/accuracy has not improved" in report
     assert main(["show", str(run.path)]) == 0
     assert "1/3" in capsys.readouterr().out

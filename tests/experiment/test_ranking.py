@@ -102,7 +102,7 @@ def test_metrics_stand_where_others_do(data, tmp_path, capsys):
     for name in ("auroc", "average_precision"):
         scores = [float(row[name]) for row in clients if row[name]]
         assert np.mean(scores) == pytest.approx(summary["last"]["test"][f"{name}_mean"])
-        assert f"<td>{name} (positive class 1)</td>" in (path / "report.html").read_text()
+        assert f">{name} (positive class 1)</td>" in (path / "report.html").read_text()
     assert app.main(["show", str(path), str(path)]) == 0
     shown = capsys.readouterr().out
     assert "AUROC" in shown
