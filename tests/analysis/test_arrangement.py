@@ -1,5 +1,6 @@
 """What is a method, a place and a repetition, and which runs are comparable."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -238,6 +239,21 @@ def test_metric_must_rank_methods(metric, words, tmp_path):
 
     with pytest.raises(UserError, match=words):
         arrange(runs, metric=metric)
+
+
+def test_run_whose_deployment_has_no_number_is_left_out(tmp_path):
+    matrix(tmp_path, TWO)
+    runs = collect([tmp_path]).runs
+    for run, own, other in zip(runs, (math.nan, *[0.5] * 5), (*[0.5] * 5, math.nan), strict=True):
+        run.summary["best"]["test"] |= {"accuracy": own, "noft": {"accuracy": other}}
+
+    left = {
+        name: {run.path for run in runs} - {e.run.path for e in found.entries}
+        for name in ("personal", "noft")
+        for found in [arrange(runs, deployment=name)]
+    }
+
+    assert left == {"personal": {runs[0].path}, "noft": {runs[-1].path}}
 
 
 def test_runs_on_other_samples_are_kept_apart(tmp_path):

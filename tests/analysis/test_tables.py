@@ -410,6 +410,23 @@ def test_a_score_that_a_repetition_lacks_is_left_out_everywhere(tmp_path):
     assert shown["hfcd"] == "-" != shown["fedavg"]
 
 
+def test_last_is_a_mean_over_all_repetitions_or_none(tmp_path):
+    folders = matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]})
+    one = folders["hfcd", 1]
+    summary = json.loads((one / "summary.json").read_text())
+    summary["best"]["round"] = 2
+    (one / "summary.json").write_text(json.dumps(summary))
+    rows = metrics_file.read(one / "metrics.csv")
+    rows = [row for row in rows if (row.round, row.split) != (3, "test")]  # was not a number
+    (one / "metrics.csv").write_text(metrics_file.header_line() + metrics_file.to_text(rows))
+
+    board = analyse(arrange(collect([tmp_path]).runs)).leaderboard.set_index("method")
+
+    assert board["n"].to_dict() == {"hfcd": 3, "fedavg": 3}
+    assert board.loc["fedavg", "last"] == pytest.approx(1.75 / 3)
+    assert math.isnan(board.loc["hfcd", "last"])
+
+
 @pytest.mark.slow
 def test_a_metric_without_rounds_or_named_like_a_column_is_shown(tmp_path):
     matrix(tmp_path, {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]})

@@ -1,5 +1,6 @@
 """How runs are told apart, and which of them can be compared."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,15 @@ def test_amount_of_training_is_part_of_the_setting(key):
 
     assert key.partition("=")[0] in apart.reason
     assert "train.optimizer.lr" in apart.warnings[0]
+
+
+def test_unfinished_run_is_not_on_another_partition():
+    runs = [run("algorithm=fedavg"), run("algorithm=hfcd"), run("algorithm=fedper")]
+    runs[0] = replace(runs[0], summary={"dataset": "digits"}, finished=False)
+
+    assert differences(runs).reason is None
+    runs[2] = replace(runs[2], summary=runs[2].summary | {"partition_hash": "f" * 64})
+    assert "partition" in differences(runs).reason
 
 
 @pytest.mark.parametrize(

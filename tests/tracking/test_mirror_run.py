@@ -130,6 +130,65 @@ def test_classes_have_metrics_up_to_twenty_and_rare_ones_come_before_others(tmp_
     assert {point.step for point in points} == {2}
 
 
+def test_metrics_of_other_deployments_have_names_of_their_own(tmp_path):
+    own = {"accuracy": 0.5, "macro_f1": 0.25, "mine": 7.0, "client_std": 0.1, "gm": 0.75}
+    other = {"accuracy": 0.875, "macro_f1": 0.375, "mine": 3.0, "odd": float("inf")}
+    test = {**own, "noft": other, "new@5": {"accuracy": 0.625, "macro_f1": 0.125}}
+    about = {
+        "best": {"round": 2, "validation": {}, "test": test},
+        "communication": {},
+        "seconds": {"total": 1.5},
+    }
+    (tmp_path / "summary.json").write_text(json.dumps(about))
+
+    def found(metric, deployment):
+        points = measures.values(tmp_path, metric, deployment, 0)
+        return {one.name: one.value for one in points if not one.name.startswith("cost/")}
+
+    common = {"gm/accuracy": 0.75}  # the metric that chooses the best round, whatever ranks
+    assert found("macro_f1", "personal") == common | {
+        "macro_f1": 0.25,
+        "accuracy": 0.5,
+        "mine": 7.0,
+        "client_std": 0.1,
+        "noft/macro_f1": 0.375,
+        "new-5/macro_f1": 0.125,
+    }
+    assert found("accuracy", "noft") == common | {
+        "noft/accuracy": 0.875,
+        "noft/macro_f1": 0.375,
+        "noft/mine": 3.0,
+        "new-5/accuracy": 0.625,
+    }
+
+
+def test_classes_whose_names_are_one_in_mlflow_are_told_apart(tmp_path):
+    lines = ["moment,class,name,recall,f1"]
+    lines += [f"best,{k},{name},0.{k + 1},0.5" for k, name in enumerate(("a+", "a*", "b", "."))]
+    (tmp_path / "per_class.csv").write_text("\n".join([*lines, ""]))
+    about = {"round": 1, "test": {}}
+    summary = {"best": about, "communication": {}, "seconds": {"total": 1.0}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+
+    points = measures.values(tmp_path, "accuracy", "personal", 0)
+
+    found = {one.name: one.value for one in points if one.name.startswith("recall/")}
+    assert found == {
+        "recall/class 0 a-": 0.1,
+        "recall/class 1 a-": 0.2,
+        "recall/b": 0.3,
+        "recall/class 3": 0.4,
+    }
+
+
+def test_run_below_a_folder_named_trials_is_a_whole_run(folder, tmp_path):
+    path = shutil.copytree(folder, tmp_path / "trials" / "mine" / "x")
+
+    [node] = tree.training(path, is_over=True).nodes
+
+    assert {"summary.json", "report.html"} <= {file.name for file in node.files}
+
+
 def test_no_number_has_more_than_ten_digits(store, copied, tmp_path):
     """MLflow's pages show all digits. Whole numbers, such as bytes, stay exact."""
     path = copied("digits")

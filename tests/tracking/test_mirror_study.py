@@ -254,6 +254,8 @@ def test_study_has_two_views_however_many_studies_there_are(runs, tmp_path, uri)
         about = json.loads((path / "study.json").read_text())
         study.write(path / "study.json", about | {"id": name})
         follow.sync(path, uri)
+    number = store.client.get_experiment_by_name("digits-dirichlet").experiment_id
+    store.client.create_run(number, tags={"kind": "study"})  # the user's own
     experiment, links, found = views(store)
 
     assert set(found) == {view.METHODS, view.TRIALS}
@@ -305,6 +307,19 @@ def test_a_study_without_its_trials_is_sent(made):
     mirrored.sync()
 
     assert set(mirrored.by_key) == {"", *(f"methods/{method}" for method in METHODS)}
+
+
+def test_trial_that_was_refused_before_it_had_a_run_folder_is_sent(made):
+    mirrored = made(cells=False)
+    (mirrored.path / "trials" / "local" / "003" / "config.yaml").unlink()
+    mirrored.edit("trials/local/003", reason="`train.optimizer.lr` must be positive")
+
+    mirrored.sync()
+
+    found = mirrored.by_key["trials/local/003"]
+    assert found.info.status == "FAILED"
+    assert found.data.tags["reason"] == "`train.optimizer.lr` must be positive"
+    assert found.data.params == {"train.optimizer.lr": "0.04"}
 
 
 def artifacts(mirrored, key, folder=None):

@@ -74,6 +74,14 @@ def test_report_names_the_deployment_that_it_compares(tmp_path, finished_run):
     page = texts(folder)
     assert "the deployment `noft`" in page["report.html"]
     assert json.loads(page["report.json"])["search"]["deployment"] == "noft"
+    board = fl.report(folder).leaderboard.set_index("method")
+    assert board.loc["ft tuned", "mean"] == pytest.approx(0.62)
+    for name in FILES:
+        (folder / name).unlink()
+    long = tmp_path / "long.csv"
+    assert main(["report", str(folder), "--long", str(long)]) == 0
+    assert long.is_file()
+    assert json.loads(texts(folder)["report.json"])["search"]["deployment"] == "noft"
 
 
 @pytest.mark.slow
