@@ -46,6 +46,7 @@ def print_runs(runs: "Sequence[StoredRun]") -> None:
     from flbench.results.differences import differences
 
     if len(runs) == 1:
+        line(f"{runs[0].summary['algorithm']} on {runs[0].summary['dataset']}\n")
         moments = [runs[0].summary["last"][split] for split in ("validation", "test")]
         for table in reports.tables(runs[0]) if any(moments) else ():
             render.console(replace(table, about=""), is_whole=True)
@@ -86,11 +87,14 @@ def _comparison(
     shown |= {name: title.replace(" ", "\n") for name, title in PROBABILITY_TITLES.items()}
     rows = []
     for index, run in enumerate(runs):
-        summary, sent, spent = run.summary, run.summary["communication"], run.summary["seconds"]
+        summary, sent = run.summary, run.summary["communication"]
         test, write = summary["best"]["test"], score_of(run)
-        rounds = spent["train"] + spent["evaluate"]
-        # What checkpoints and tables took is neither. The import of libraries is start-up.
-        startup = max(0.0, spent["total"] - rounds - spent["write"]) if run.finished else None
+        rounds = startup = None
+        if run.finished:
+            spent = summary["seconds"]
+            rounds = spent["train"] + spent["evaluate"]
+            # What checkpoints and tables took is neither. The import of libraries is start-up.
+            startup = max(0.0, spent["total"] - rounds - spent["write"])
         rows.append(
             {
                 "method": methods[index],
@@ -100,7 +104,7 @@ def _comparison(
                 "up": sent["up_bytes"],
                 "down": sent["down_bytes"] + sent["setup_bytes"],
                 "peer": sent["peer_bytes"] or None,
-                "seconds": tenth(rounds) if run.finished else "unfinished",
+                "seconds": "unfinished" if rounds is None else tenth(rounds),
                 "startup": startup,
             }
         )
