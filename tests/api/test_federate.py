@@ -449,7 +449,8 @@ def saved_run(tmp_path_factory):
 def test_hyper_parameters_are_those_of_the_module(saved_run):
     run, told, logger = saved_run
     logged = yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text())
-    sent = training(run.path, is_over=True).params
+    [node] = training(run.path, is_over=True).nodes
+    sent = node.params
 
     assert told.module["hyperparameters"] == {"width": 6, "lr": 0.005}
     assert {**told.module["optimizer"]}["name"] == "Adam"
@@ -527,5 +528,5 @@ def test_a_study_searches_arguments_of_the_module(tmp_path):
     keys = {"trials": 1, "seeds": 1, "space": file, "partition": FEW, "output": {"dir": tmp_path}}
     keys["model"] = {"name": "tests.api.test_federate:Plain", "lightning": True}
     file.write_text("method: fedavg\nspace:\n  model.args.depth: {int: [2, 8]}\n")
-    with pytest.raises(fl.ConfigError, match=r"no argument `depth`.*width"):
+    with pytest.raises(fl.ConfigError, match=r"argument `depth`.*width"):
         fl.tune(["fedavg"], **keys)

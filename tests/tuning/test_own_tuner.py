@@ -43,7 +43,7 @@ class Killing(tune.Callback):
 @pytest.fixture(scope="module")
 def cluster():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
+        patch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "3600")  # no copy while logs are restored
         ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="error")
         yield
         ray.shutdown()
