@@ -85,9 +85,7 @@ def test_statements_of_the_methods_section_are_where_the_page_says(folder):
     assert {"test", "p", "p_holm", "needed"} <= set(pairs[0].split(","))
     assert "corrected resampled t-test" in pairs[1]
     [study] = folder.glob("studies/*")
-    assert {"report.md", "report.json", "comparison.json"} <= {
-        path.name for path in study.iterdir()
-    }
+    assert {"report.md", "report.json"} <= {path.name for path in study.iterdir()}
     cell = next(folder.glob("tuned/*/cells/*"))
     assert (cell / "provenance.json").is_file()
     assert "best" in json.loads((cell / "summary.json").read_text())
