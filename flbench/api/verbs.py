@@ -247,7 +247,8 @@ def report(
             written, or folders above them. Of a study the cells are compared.
         metric: Test metric that ranks the methods; larger is better. Of several, in a list or
             between commas, the first one ranks, and they are the columns of the leaderboards, among
-            which `bytes` and `seconds` can be (default `accuracy`).
+            which `bytes` and `seconds` can be (default `accuracy`, or the metric of the search of a
+            study).
         baseline: Method with which each of the others is compared: no other pair is tested, a
             sentence says which methods are better, and the recall of classes has differences from
             it. By default all pairs are tested, and classes have FedAvg if it is there, otherwise

@@ -523,8 +523,8 @@ def tune(
     """Search hyper-parameters of methods with equal budgets, and compare the tuned methods.
 
     Trials are scored on the validation parts, after their last round. The best and the default
-    parameters are then trained again with other seeds on other partitions, and only these final
-    trainings are evaluated on the test parts.
+    parameters are then compared over repetitions with other seeds and partitions, and only these
+    are evaluated on the test parts.
     """
     with importing():
         from flbench.cli import tune as called

@@ -44,7 +44,7 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
             known = any(row[:2] == (better.round, "common") for row in folder.rows)
             evaluation = evaluator.evaluate(better, of_better, common=not known)
             evaluations["best"] = (evaluation, better)
-            # A final run of a study, for example, has not evaluated the test parts in its rounds.
+            # The common test set is not evaluated in every round (`evaluation.common.every`).
             folder.add_missing_metrics(evaluator.judge.rows(evaluation))
         weights = weights_digest(loop, state)
     if config.output.predictions:

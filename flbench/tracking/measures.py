@@ -202,12 +202,11 @@ def _classes(file: Path) -> dict[str, float]:
         table = table[table["moment"] == moment]
         if len(table) > MOST_CLASSES:
             return {}
-        names_ = [safe(name) for name in table["name"]]
-        labels = [  # names that differ, such as -1 and +1, may be one name in MLflow
-            f"class {k} {name}".rstrip(" .")
-            if names_.count(name) > 1 or not name.strip(".")
-            else name
-            for k, name in zip(table["class"], names_, strict=True)
+        labels = [safe(name) for name in table["name"]]
+        unclear = {name for name in labels if labels.count(name) > 1 or not name.strip(".")}
+        labels = [  # MLflow has one name for -1 and +1, and refuses a metric `f1/.`
+            f"class {k} {name}".rstrip(" .") if name in unclear else name
+            for k, name in zip(table["class"], labels, strict=True)
         ]
         return {
             f"{metric}/{name}": float(value)

@@ -284,7 +284,7 @@ def milliseconds(time: str) -> int:
 
 
 class _Campaign:
-    """Reads the folder of a comparison or of a study, whose final trainings are cells.
+    """Reads the folder of a comparison or of a study, whose repetitions are cells.
 
     Args:
         folder: The folder.

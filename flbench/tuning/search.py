@@ -7,7 +7,7 @@ checkpoint. Nothing of Ray Tune's own state is needed for it.
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
@@ -54,20 +54,30 @@ def begin_again(folder: StudyFolder) -> None:
     They do so if their method has no winner. Otherwise another trial could win after the trainings
     of the winner.
     """
-    lost, asked = _lost(folder), folder.description()
-    first: dict[str, int] = {}
-    for record in lost:
-        first[record["method"]] = min(record["index"], first.get(record["method"], record["index"]))
-    if asked.get("search") == "optuna":  # later batches have learned from the failures
-        for record in [*folder.records()]:
-            begin = first.get(record["method"])
-            if begin is not None and record["index"] // asked["batch"] > begin // asked["batch"]:
-                path = of_record(folder.path, record).path
-                (path / "config.yaml").unlink(missing_ok=True)  # so that no other trial goes on
-                shutil.rmtree(path)
-    for record in lost:
+    if folder.description().get("search") == "optuna":
+        _remove_proposals_after(folder, _lost(folder))
+    for record in _lost(folder):
         again = {"state": "running", "reason": None, "ended": None, "lost": False}
         of_record(folder.path, record).write(record | again)
+
+
+def _remove_proposals_after(folder: StudyFolder, lost: Sequence[Record]) -> None:
+    """Remove the trials of the batches after the first lost trial of each method.
+
+    Optuna proposed their parameters when the lost trials counted as failures. With their scores it
+    proposes others.
+    """
+    size = folder.description()["batch"]
+    first: dict[str, int] = {}  # batch by method
+    for record in lost:
+        first.setdefault(record["method"], record["index"] // size)  # records are in order
+    for record in [*folder.records()]:
+        method = record["method"]
+        if method in first and record["index"] // size > first[method]:
+            path = of_record(folder.path, record).path
+            # A kill in between leaves no configuration with which another trial would continue.
+            (path / "config.yaml").unlink(missing_ok=True)
+            shutil.rmtree(path)
 
 
 def how_to_resume(folder: StudyFolder, prepared: PreparedStudy) -> str | None:

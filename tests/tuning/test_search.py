@@ -11,7 +11,7 @@ from flbench.core.errors import UserError
 from flbench.tuning import search
 from flbench.tuning.request import FACTOR, grace_of
 from flbench.tuning.search import Halving, Search
-from flbench.tuning.study import StudyFolder
+from flbench.tuning.study import StudyFolder, TrialFolder
 
 GIVEN = {"seed": 0, "rounds": 4}
 
@@ -202,6 +202,24 @@ def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states
     assert [record["state"] for record in folder.records()] == states
     assert search.is_over(folder, prepared) == (wanted is None)
     assert search.how_to_resume(folder, prepared) is None
+
+
+@pytest.mark.parametrize(("kind", "left"), [("random", [0, 1, 2, 3, 4]), ("optuna", [0, 1, 2, 3])])
+def test_proposals_that_learned_from_lost_trials_are_made_again(tmp_path, kind, left):
+    """Trials 2 and 3 are the batch of the first lost one; trial 4 was proposed from failures."""
+    (tmp_path / "study.json").write_text(json.dumps({"search": kind, "batch": 2}))
+    for index in range(5):
+        is_lost = index > 1
+        record = {"method": "a", "index": index, "state": "failed", "lost": is_lost}
+        folder = TrialFolder(tmp_path, "a", index)
+        folder.path.mkdir(parents=True)
+        folder.write(record | {"seed": 0, "params": {}, "reason": "its machine has ended"})
+
+    search.begin_again(StudyFolder(tmp_path))
+
+    records = list(StudyFolder(tmp_path).records())
+    assert [record["index"] for record in records] == left
+    assert [record["state"] == "running" for record in records] == [k > 1 for k in left]
 
 
 def test_worker_that_fails_because_the_study_stops_is_not_a_failure(tmp_path, connected):
