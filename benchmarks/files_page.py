@@ -1,16 +1,11 @@
-"""Writes the page about files as users have them: read right, or refused with place and cure.
+"""The page about files as users have them: read right, or refused with place and cure.
 
-usage: python benchmarks/files_page.py [PAGE] (default: docs/files.md)
-
-Each file is made from values that are known, and what flbench reads is compared with them. Excel
-files need the package openpyxl.
+Each file is made from values that are known, and what flbench reads is compared with them.
 """
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,23 +13,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from PIL import Image
+from shown import render
 
 from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError
 from flbench.data import sources
 
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "files.md"
 ROWS: Final = 60
-HEAD: Final = """# Files as users have them
-
-What flbench makes of files that spreadsheets, cameras and other programs write.
-`benchmarks/files_page.py` makes each file from known values and compares what is read with them:
-*equal* means that all samples and labels are equal. A file that cannot be read right is refused;
-the message is in the table. [Use your own data](guides/your-data.md) describes the layouts.
-
-| file | result |
-|---|---|
-"""
 
 
 def frame() -> pd.DataFrame:
@@ -161,9 +146,6 @@ def tables() -> Iterator[Case]:
         "Parquet, integers as names", "integers.parquet", integers.to_parquet, as_numbers(integers)
     )
 
-    if find_spec("openpyxl") is None:
-        return
-
     def excel(table: pd.DataFrame) -> Callable[[Path], Any]:
         return lambda path: table.to_excel(path, index=False)
 
@@ -252,16 +234,10 @@ def arrays() -> Iterator[Case]:
 
 def page() -> str:
     """Return the page."""
+    cases = [*tables(), *images(), *arrays()]
     with tempfile.TemporaryDirectory() as folder:
-        cases = [*tables(), *images(), *arrays()]
         rows = [
-            f"| {case.title}: `{case.name}` | {case.result(Path(folder, str(k)))} |"
+            (f"{case.title}: `{case.name}`", case.result(Path(folder, str(k))))
             for k, case in enumerate(cases)
         ]
-    return HEAD + "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
-    target.write_text(page(), encoding="utf-8")
-    print(target)
+    return render("files", rows=rows)

@@ -1,8 +1,7 @@
-"""Measures what a round of the methods of 2020 to 2025 costs, and writes a page about them.
+"""Measures what a round of the methods of 2020 to 2025 costs; `pages.py` makes a page of it.
 
 usage: python benchmarks/method_costs.py --measure [--repeats 3] [--rounds 6] [--methods NAME,...]
        python benchmarks/method_costs.py --loops
-       python benchmarks/method_costs.py         (writes docs/board/method-costs.md)
 
 Method and FedAvg are trained in turn on the board's setting digits-dir05 in this process. The
 seconds are CPU seconds of a round, without the first round, so that other programs on the machine
@@ -19,22 +18,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any, Final
 from unittest import mock
 
 import pytest
 import torch
+from shown import ROOT, code, render
 
 import flbench as fl
 from flbench.algorithms import ALGORITHMS
-from flbench.core.text import in_code
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 MEASURED: Final = ROOT / "docs" / "board" / "method-costs.json"
 LOOPS: Final = ROOT / "docs" / "board" / "method-loops.json"
-PAGE: Final = MEASURED.with_suffix(".md")
 CONFIG: Final = ROOT / "configs" / "board" / "digits-dir05.yaml"
 METHODS: Final = (
     *("fedadam", "fedyogi", "fedadagrad", "lgfedavg", "perfedavg", "fedrod", "fedamp", "fedpac"),
@@ -163,46 +159,18 @@ def page() -> str:
     rows = []
     for method in METHODS:
         mine = [row for row in known if row["method"] == method]
-        if not mine:
-            continue
         ratios = [row["own"]["seconds"] / row["fedavg"]["seconds"] for row in mine]
-        spread = f"{geometric_mean(ratios):.2f}"
-        spread += f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
-        own, fedavg = mine[0]["own"], mine[0]["fedavg"]
-        setup = f" and once {own['setup'] / 1e6:.2f}" if own["setup"] else ""
-        size = f"{own['bytes'] / 1e6:.2f}{setup} ({own['bytes'] / fedavg['bytes']:.2f})"
-        rows.append([in_code(method), spread, size])
-    head = ["method", "CPU / FedAvg", "MB a round"]
-    return "\n".join(
-        [
-            "# Methods of 2020 to 2025: what a round costs",
-            "",
-            "Written by `benchmarks/method_costs.py` from `docs/board/method-costs.json`, which the"
-            " same script measures.",
-            "[Methods](../methods/index.md#code-and-checks) has the lines of each method and its"
-            " difference to a plain loop.",
-            "",
-            "- *CPU / FedAvg*: CPU seconds of a round beside those of FedAvg, on the board's"
-            " setting",
-            "  [digits-dir05](digits-dir05.md) with default parameters, one process with one"
-            " thread. Both are trained in turn, while",
-            "  other programs run on the machine; of several ratios the geometric mean, with the"
-            " smallest and the largest one. Methods",
-            "  that train exactly as FedAvg does show the noise of a single ratio: about a tenth."
-            " The evaluation of models is not in it.",
-            "- *MB a round*: bytes of all 10 clients of a round, up and down, without the"
-            " first round; in brackets the ratio to FedAvg's.",
-            "",
-            f"| {' | '.join(head)} |",
-            f"|{'---|' * len(head)}",
-            *(f"| {' | '.join(row)} |" for row in rows),
-            "",
-        ]
-    )
+        if mine:
+            own, fedavg = mine[0]["own"], mine[0]["fedavg"]
+            spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+            setup = f" and once {own['setup'] / 1e6:.2f}" if own["setup"] else ""
+            size = f"{own['bytes'] / 1e6:.2f}{setup} ({own['bytes'] / fedavg['bytes']:.2f})"
+            rows.append([code(method), f"{geometric_mean(ratios):.2f}{spread}", size])
+    return render("method-costs", rows=rows)
 
 
 def main() -> None:
-    """Measure, or write the page."""
+    """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--measure", action="store_true", help="measure, and add to the file")
     parser.add_argument("--loops", action="store_true", help="compare with the loops of the tests")
@@ -214,8 +182,6 @@ def main() -> None:
         add(asked.methods.split(","), asked.repeats, asked.rounds)
     elif asked.loops:
         compare_with_loops()
-    else:
-        PAGE.write_text(page(), "utf-8")
 
 
 if __name__ == "__main__":

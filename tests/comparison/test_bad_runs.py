@@ -279,12 +279,12 @@ def hostile(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_page_of_the_board_shows_a_hostile_name_as_text(hostile, tmp_path, monkeypatch):
-    with benchmark_script("board_pages") as pages:
-        (tmp_path / "evil.yaml").write_text("# Board, a setting.\n")
-        monkeypatch.setattr(pages, "CONFIGS", tmp_path)
+def test_page_of_the_board_shows_a_hostile_name_as_text(hostile, monkeypatch):
+    with benchmark_script("board") as board:
+        monkeypatch.setattr(board, "about", lambda config, start: "A setting.")
+        monkeypatch.setattr(board, "BOARD", hostile.parent)
 
-        page = pages.page(pages.Setting(hostile))
+        page = board.page("evil")
 
     assert EVIL not in page
     assert "&lt;img src=x onerror=alert(1)>" in page
