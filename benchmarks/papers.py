@@ -1,4 +1,4 @@
-"""The pages of the papers: published and measured numbers, from the archives docs/papers/NAME.tar.xz.
+"""The pages of the papers: published and measured numbers, from docs/papers/NAME.tar.xz.
 
     python benchmarks/papers.py --pack OUT_DIR
 
@@ -45,7 +45,7 @@ Pair = tuple[Cell, Cell]
 PAPERS: Final = ROOT / "docs" / "papers"
 COMMANDS: Final = Path(__file__).with_name("papers.sh")
 SUFFIX: Final = ".tar.xz"
-ABSENT: Final = ("cifar10", "cinic10", "medmnist", "svhn", "tinyimagenet")
+ABSENT: Final = ("cifar10", "cinic10", "organamnist", "svhn", "tinyimagenet")
 """Data sets of tables that were not there when `papers.sh` trained."""
 PERSONALIZED: Final = (
     *("Per-FedAvg", "pFedMe", "Ditto", "APFL", "FedFomo", "FedAMP", "FedALA", "FedPer", "FedRep"),

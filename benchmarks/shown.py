@@ -39,10 +39,9 @@ def points(value: float) -> str:
 
 def extent(values: Sequence[float]) -> str:
     """Return differences in points: their mean and, of several, the smallest and the largest."""
-    mean, *ends = (
-        f"{100 * one:+.1f}" for one in (sum(values) / len(values), min(values), max(values))
-    )
-    return mean if len(values) == 1 else f"{mean} ({ends[0]} to {ends[1]})"
+    ends = sum(values) / len(values), min(values), max(values)
+    mean, low, high = (percent(one, "+") for one in ends)
+    return mean if len(values) == 1 else f"{mean} ({low} to {high})"
 
 
 def code(names: str | Iterable[str]) -> str:
