@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
@@ -26,9 +25,9 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from scipy.stats import binomtest
+from shown import table
 from sklearn.datasets import load_digits
-from statsmodels.stats.proportion import proportion_confint
 from torch import Tensor
 
 import flbench as fl
@@ -208,105 +207,48 @@ def main() -> None:
 
 def claims(done: Sequence[dict[str, Any]]) -> str:
     """Return the table of how often claims about equal methods are wrong."""
-    rows = ["| repetitions | claim | nominal | wrong | of | before |", "|---|---|---|---|---|---|"]
+    rows = []
     for name, design in DESIGNS.items():
         mine = [one for one in done if one["design"] == name]
-        if not mine:
-            continue
-        tried = [
-            ("a report calls one of two equal methods better", _says_better, _missed_zero),
-            ("the interval of their difference does not contain 0", _misses_zero, _missed_zero),
-        ]
-        if design.vary == "both":
+        gaps, means = ([one[key] for one in mine] for key in ("pair", "mean"))
+        said = sum(one["verdict"] in ("better", "worse") for one in gaps)
+        counts = {
+            "a report calls one of two equal methods better": said,
+            "the interval of their difference does not contain 0": missing(gaps, 0.0),
+        }
+        if design.vary == "both" and mine:
             every = float(np.mean([one["values"][EQUAL[0]] for one in mine]))
-            tried.append(
-                (
-                    "the interval of a mean does not contain the mean over all repetitions",
-                    partial(_misses_mean, every=every),
-                    partial(_missed_mean, every=every),
-                )
-            )
-        for claim, wrong, before in tried:
-            counts = [sum(map(one, mine)) for one in (wrong, before)]
-            rates = [_rate(count, len(mine)) for count in counts]
-            rows.append(f"| {name} | {claim} | 0.05 | {rates[0]} | {len(mine)} | {rates[1]} |")
-    return "\n".join(rows)
+            claim = "the interval of a mean does not contain the mean over all repetitions"
+            counts[claim] = missing(means, every)
+        for claim, count in counts.items() if mine else ():
+            ends = binomtest(count, len(mine)).proportion_ci(0.95, "exact")
+            rate = f"{count / len(mine):.3f} [{ends.low:.3f}, {ends.high:.3f}]"
+            rows.append([name, claim, "0.05", rate, len(mine)])
+    return table(["repetitions", "claim", "nominal", "wrong", "of"], rows)
 
 
-def _rate(count: int, of: int) -> str:
-    """Return a rate with its 95 % interval."""
-    low, high = proportion_confint(count, of, 0.05, "beta")
-    return f"{count / of:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _says_better(one: dict[str, Any]) -> bool:
-    return one["pair"]["verdict"] in ("better", "worse")
-
-
-def _gaps(one: dict[str, Any]) -> NDArray[np.float64]:
-    first, second = (np.array(one["values"][name]) for name in EQUAL)
-    gaps: NDArray[np.float64] = first - second
-    return gaps
-
-
-def _earlier_overlap(one: dict[str, Any]) -> float:
-    """Return what earlier versions added to 1 / n: n_test / n_train where partitions differ."""
-    return 0.0 if DESIGNS[one["design"]].vary == "training" else 0.2 / 0.6
-
-
-def _misses_zero(one: dict[str, Any]) -> bool:
-    """Return whether the interval of the difference of equal methods does not contain 0."""
-    return bool(one["pair"]["low"] > 0 or one["pair"]["high"] < 0)
-
-
-def _missed_zero(one: dict[str, Any]) -> bool:
-    """Return the same for the test of earlier versions, by which reports made their claims."""
-    low, high = _interval(_gaps(one), _earlier_overlap(one))
-    return bool(low > 0 or high < 0)
-
-
-def _misses_mean(one: dict[str, Any], every: float) -> bool:
-    """Return whether the interval of a mean does not contain the mean over all repetitions."""
-    return bool(one["mean"]["low"] > every or one["mean"]["high"] < every)
-
-
-def _missed_mean(one: dict[str, Any], every: float) -> bool:
-    """Return the same for the interval of earlier versions, that of Student's t."""
-    low, high = _interval(np.array(one["values"][EQUAL[0]]))
-    return bool(low > every or high < every)
-
-
-def _interval(values: Any, overlap: float = 0.0) -> tuple[Any, Any]:
-    """Return the ends of the intervals of means over the first axis."""
-    means = values.mean(axis=0)
-    half = statistics.half_interval(len(values), means, values.std(axis=0, ddof=1), overlap)
-    return means - half, means + half
+def missing(intervals: Sequence[dict[str, float]], value: float) -> int:
+    """Return how many intervals do not contain a value."""
+    return sum(one["low"] > value or one["high"] < value for one in intervals)
 
 
 def power(done: Sequence[dict[str, Any]]) -> str:
     """Return the table of how often a true difference is claimed, by number of repetitions."""
-    mine = [one for one in done if one["design"] == "both"]
-    rows = [
-        "| true difference | its mean | standard deviation | rule |"
-        + "".join(f" n = {n} |" for n in NUMBERS),
-        "|---|---|---|---|" + "---|" * len(NUMBERS),
-    ]
+    rows = []
     rng = np.random.default_rng(0)
     for first, second in TRUE:
-        gaps = np.concatenate(
-            [np.subtract(one["values"][first], one["values"][second]) for one in mine]
-        )
-        for rule, overlap in (("now", 0.0), ("before", 0.2 / 0.6)):
-            rates = []
-            for n in NUMBERS:
-                drawn = rng.choice(gaps, size=(n, RESAMPLES))
-                low, high = _interval(drawn, overlap)
-                rates.append(f"{np.mean((low > 0) | (high < 0)):.2f}")
-            rows.append(
-                f"| {first} - {second} | {gaps.mean():+.4f} | {gaps.std(ddof=1):.4f} | {rule} |"
-                + "".join(f" {rate} |" for rate in rates)
-            )
-    return "\n".join(rows)
+        values = [one["values"] for one in done if one["design"] == "both"]
+        gaps = np.concatenate([np.subtract(one[first], one[second]) for one in values])
+        rates = []
+        for n in NUMBERS:
+            drawn = rng.choice(gaps, size=(n, RESAMPLES))
+            means = drawn.mean(axis=0)
+            half = statistics.half_interval(n, means, drawn.std(axis=0, ddof=1), 0.0)
+            rates.append(f"{np.mean(abs(means) > half):.2f}")
+        spread = f"{gaps.mean():+.4f}", f"{gaps.std(ddof=1):.4f}"
+        rows.append([f"{first} - {second}", *spread, *rates])
+    numbers = [f"n = {n}" for n in NUMBERS]
+    return table(["true difference", "its mean", "standard deviation", *numbers], rows)
 
 
 if __name__ == "__main__":
