@@ -1,30 +1,27 @@
 """Compares what two versions of flbench compute, and what different numbers of processes compute.
 
-    python benchmarks/digests.py --against REVISION [FOLDER]
     python benchmarks/digests.py FILE
+    python benchmarks/digests.py --against REVISION [FOLDER]
     python benchmarks/digests.py --compare FILE OTHER_FILE
     python benchmarks/digests.py --workers FILE
 
-The first command does all: it computes the reference with the package of an older revision of the
-repository, computes the same with this one, and compares both. The reference stays in the folder,
-so that it is computed once.
-
-The second command writes such a reference with the version of flbench that Python imports. It
-trains all methods for three rounds, on the sequential and the vectorized engine, and some further
+The first command computes a reference with the version of flbench that Python imports. It trains
+all methods for three rounds, on the sequential and the vectorized engine, and some further
 settings, and keeps the digest of the weights, `config_hash`, and the SHA-256 of `metrics.csv` of
 each run. It carries out a comparison, a study and a part of a paper's table by the command line,
 and keeps the same of each of their runs, the numbers of their reports, and what MLflow has of a
 comparison and a study. It reads two archives of the board, and keeps the numbers of `report.json`
-and of the tables. Weights and `metrics.csv` are compared bit by bit, and numbers to 1e-12;
-`config_hash` is shown where the weights differ. The exit code is 1 if anything differs.
+and of the tables.
+
+The second one computes a reference with the package of an older revision of the repository, which
+stays in the folder, and one with this version, and compares both as the third one does: weights and
+`metrics.csv` bit by bit, and numbers to 1e-12; `config_hash` is shown where the weights differ.
 
 The last command trains all methods with one, two and three processes, with the sequential and the
 vectorized engine, and with one and two workers of Ray, and carries out `run`, `compare` and `tune`
-with one configuration. It writes all digests, prints a line for each method, and names those that
-differ; its exit code is 1 if there are any.
+with one configuration. Digests of all tensors of the last checkpoint must be equal. A call that was
+interrupted is continued. The exit code is 1 if anything differs.
 """
-
-from __future__ import annotations
 
 import csv
 import hashlib
@@ -36,11 +33,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 Row = dict[str, str]
 Rows = dict[str, Row]
@@ -48,7 +45,6 @@ Rows = dict[str, Row]
 HERE: Final = Path(__file__).resolve().parents[1]
 ARCHIVES: Final = ("digits-dir05", "heart")
 """Archives of the board whose reports are compared."""
-
 SMALL: Final = (
     *("partition.clients=5", "partition.alpha=0.5", "partition.samples=600"),
     *("train.rounds=3", "train.local_epochs=1", "engine.name=sequential", "engine.threads=1"),
@@ -70,42 +66,45 @@ CAMPAIGNS: Final = {
     ),
 }
 """Arguments of the command line, by the kind of what they carry out in the current folder."""
-
-LOCAL: Final = {"sequential": (1, 2, 3), "vectorized": (1, 2, 3)}
-"""Numbers of processes that train, by engine."""
-ON_RAY: Final = (1, 2)
-"""Numbers of Ray's workers. They must give the bits of the sequential engine."""
-BLOCKS: Final = {"vectorized": ("engine.block=2",)}
-"""Overrides of an engine. The vectorized engine distributes whole blocks."""
-
+ENGINES: Final = {
+    "sequential": ((1, 2, 3), ()),
+    "vectorized": ((1, 2, 3), ("engine.block=2",)),  # it distributes whole blocks
+    "ray": ((1, 2), ()),  # with the bits of the sequential engine
+}
+"""Numbers of processes that train, and further keys, by engine."""
 LEFT_OUT: Final = ("second", "time", "folder", "path", "memory", "version", "created", "report")
 """Parts of the names of values that differ between two equal campaigns."""
 
 
 def main(arguments: list[str]) -> int:
     """Train all runs, or compare two files; return the exit code."""
-    if arguments[:1] == ["--against"] and len(arguments) in (2, 3):
-        return against(arguments[1], Path(*arguments[2:]))
-    if arguments[:1] == ["--compare"] and len(arguments) == 3:
-        return compare(*(Path(one) for one in arguments[1:]))
-    if arguments[:1] == ["--workers"] and len(arguments) == 2:
-        return workers(Path(arguments[1]))
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print(__doc__, file=sys.stderr)
-        return 2
-    rows: Rows = {}
-    for name, overrides in settings():
-        rows[name] = row(overrides)
-        print(f"{name}: {' '.join(rows[name].values())}", flush=True)
-    parts = {name: partial(campaign, name, words) for name, words in CAMPAIGNS.items()}
+    match arguments:
+        case ["--against", revision, *folder] if len(folder) < 2:
+            return against(revision, Path(*folder))
+        case ["--compare", one, other]:
+            return compare(Path(one), Path(other))
+        case ["--workers", file]:
+            return workers(Path(file))
+        case [file] if not file.startswith("-"):
+            reference(Path(file))
+            return 0
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+def reference(file: Path) -> None:
+    """Write what this version computes."""
+    parts: dict[str, Callable[[], Rows]] = {
+        name: partial(lambda name, keys: {name: row(keys)}, name, keys) for name, keys in settings()
+    }
+    parts |= {name: partial(campaign, name) for name in CAMPAIGNS}
     parts |= {f"mlflow {name}": partial(mirrored, name) for name in ("comparison", "study")}
     parts |= {f"archive {name}": partial(archived, name) for name in ARCHIVES}
+    rows: Rows = {}
     for name, part in parts.items():
-        found = part()
-        rows |= found
-        print(f"{name}: {len(found)} values", flush=True)
-    Path(arguments[0]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0
+        rows |= (found := part())
+        print(f"{name}: {' '.join(found.get(name, {}).values()) or len(found)}", flush=True)
+    file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def against(revision: str, folder: Path) -> int:
@@ -116,20 +115,16 @@ def against(revision: str, folder: Path) -> int:
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = partial(subprocess.run, check=True)
-    found = run(
-        ["git", "rev-parse", "--short", revision], cwd=HERE, stdout=subprocess.PIPE, text=True
-    )
+    found = run(["git", "rev-parse", "--short", revision], cwd=HERE, stdout=-1, text=True)
     name = found.stdout.strip()
     old, new = folder / f"digests-{name}.json", folder / "digests-now.json"
-    script = str(Path(__file__).resolve())
+    command = [sys.executable, str(Path(__file__).resolve())]
     if not old.exists():
         with TemporaryDirectory() as checkout:
-            tree = run(["git", "archive", name], cwd=HERE, stdout=subprocess.PIPE).stdout
+            tree = run(["git", "archive", name], cwd=HERE, stdout=-1).stdout
             run(["tar", "-x", "-C", checkout], input=tree)
-            environment = os.environ | {"PYTHONPATH": checkout}
-            run([sys.executable, script, str(old.resolve())], env=environment)
-    environment = os.environ | {"PYTHONPATH": str(HERE)}
-    run([sys.executable, script, str(new.resolve())], env=environment)
+            run([*command, str(old.resolve())], env=os.environ | {"PYTHONPATH": checkout})
+    run([*command, str(new.resolve())], env=os.environ | {"PYTHONPATH": str(HERE)})
     return compare(old, new)
 
 
@@ -139,14 +134,12 @@ def settings() -> Iterator[tuple[str, tuple[str, ...]]]:
     from flbench.testing.setting import NET
 
     for method in ALGORITHMS.load():
-        kind = ALGORITHMS.find(method)
-        # Older versions have the overrides themselves in `needs`, or nothing.
-        needs = kind.example() if hasattr(kind, "example") else getattr(kind, "needs", ())
+        needs = ALGORITHMS.find(method).example()
+        name = f"algorithm.name={method}"
         for engine in ("sequential", "vectorized"):
-            name = (f"algorithm.name={method}", *needs, f"engine.name={engine}")
-            yield f"{method} {engine} lenet5", (*name, *NET)
+            yield f"{method} {engine} lenet5", (name, *needs, f"engine.name={engine}", *NET)
         if method != "slapfl":  # which needs convolutions
-            yield f"{method} mlp", (name[0], *needs, "train.local_epochs=2")
+            yield f"{method} mlp", (name, *needs, "train.local_epochs=2")
     for policy in ("average", "local", "drop"):
         norm = ("model.name=lenet5", "model.norm=batch", f"train.batchnorm={policy}")
         yield f"fedavg batchnorm {policy}", ("algorithm.name=fedavg", *norm)
@@ -159,22 +152,25 @@ def settings() -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "ft momentum", ("algorithm.name=ft", *momentum)
 
 
-def row(overrides: tuple[str, ...], read: Callable[[Path], Row] | None = None) -> Row:
-    """Train one run; return its digest and hashes, or the error that it ends with.
+def row(overrides: tuple[str, ...], *, whole: bool = False) -> Row:
+    """Train one run; return its digests and hashes, or the error that it ends with.
 
     Args:
         overrides: Overrides of the run.
-        read: Function that reads the run folder; None for `row_of`.
+        whole: Whether to add the digest of all tensors, and how many processes have trained.
     """
     from flbench.core.errors import RunError, UserError
     from flbench.testing.setting import run
 
     with TemporaryDirectory() as folder:
         try:
-            path, _ = run(Path(folder), *overrides)
+            path, summary = run(Path(folder), *overrides)
         except (UserError, RunError) as error:
             return {"error": str(error)}
-        return (read or row_of)(path)
+        if not whole:
+            return row_of(path)
+        count = str(int(summary["engine"].get("workers", 1)))
+        return row_of(path) | state_of(path) | {"workers": count}
 
 
 def row_of(path: Path) -> Row:
@@ -197,83 +193,48 @@ def state_of(path: Path) -> Row:
 
     config, _ = resolve([from_file(path / "config.yaml")])
     state, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", config.hash())
-    count = state.participation_count
-    return {
-        "config": config.hash()[:16],
-        "state": digest([state.server, state.clients, {"count": count}])[:16],
-    }
-
-
-def whole_row_of(path: Path) -> Row:
-    """Return all digests of a finished run, and how many processes have trained it."""
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    count = str(int(summary["engine"].get("workers", 1)))
-    return row_of(path) | state_of(path) | {"workers": count}
+    tensors = [state.server, state.clients, {"count": state.participation_count}]
+    return {"config": config.hash()[:16], "state": digest(tensors)[:16]}
 
 
 def workers(file: Path) -> int:
     """Train all methods with different numbers of processes; return 1 if any result differs.
 
-    One cluster of Ray serves all runs on it.
-
     Args:
         file: File for all digests, and the sentences about those that differ. Runs that it has
             already, from a call that was interrupted, are not trained again.
     """
-    import ray
+    from flbench.algorithms import ALGORITHMS
+    from flbench.testing.setting import with_method
 
-    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    rows: Rows = before.get("rows", {})
-    differences: list[str] = before.get("differences", [])
+    rows: Rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    wrong: list[str] = []
 
     def compare_with(first: str, found: Rows) -> None:
         """Note the rows of runs that must have the result of a first one."""
         rows.update(found)
-        wrong = differing({first: rows[first], **found})
-        differences.extend(wrong)
-        content = {"differences": differences, "rows": rows}
-        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        said = rows[first].get("weights", rows[first].get("state", "refused"))
-        print(f"{', '.join(found)}: {said} {'DIFFERENT' if wrong else 'equal'}", flush=True)
+        file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        different = differing({first: rows[first], **found})
+        wrong.extend(different)
+        print(f"{', '.join(found)}: {'DIFFERENT' if different else 'equal'}", flush=True)
 
-    with no_pictures():
-        for method in by_needs():
-            for engine, counts in LOCAL.items():
-                if f"{method} {engine} {counts[-1]}" not in rows:
-                    compare_with(f"{method} {engine} 1", runs_of(method, engine, counts))
-    ray.init("local", num_cpus=sum(ON_RAY), include_dashboard=False, log_to_driver=False)
-    try:
-        with shared_actors(), no_pictures():
-            for method in by_needs():
-                if f"{method} ray {ON_RAY[-1]}" not in rows:
-                    compare_with(f"{method} sequential 1", runs_of(method, "ray", ON_RAY))
-    finally:
-        ray.shutdown()
+    for method in ALGORITHMS.load():
+        for engine, (counts, keys) in ENGINES.items():
+            found = {}
+            for count in counts:
+                name, given = f"{method} {engine} {count}", (f"engine.workers={count}", *keys)
+                given = "train.participation=1", f"engine.name={engine}", *given
+                found[name] = rows.get(name) or row(with_method(method, *given), whole=True)
+            first = f"{method} {'sequential' if engine == 'ray' else engine} 1"
+            rows.update(found)
+            compare_with(first, found)
     for found in commands():
         compare_with(next(iter(found)), found)
-    print(*differences, sep="\n")
     refused = sum("error" in one for one in rows.values())
-    print(f"{len(rows)} runs, {refused} of them refused; {len(differences)} differences.")
-    return 1 if differences else 0
-
-
-def by_needs() -> list[str]:
-    """Return the names of all methods; those that train the same net follow each other."""
-    from flbench.algorithms import ALGORITHMS
-
-    return sorted(ALGORITHMS.load(), key=lambda name: (ALGORITHMS.find(name).example(), name))
-
-
-def runs_of(method: str, engine: str, counts: tuple[int, ...]) -> Rows:
-    """Return the rows of a method's runs with an engine and some numbers of workers."""
-    from flbench.testing.setting import with_method
-
-    found = {}
-    for count in counts:
-        keys = (f"engine.name={engine}", f"engine.workers={count}", *BLOCKS.get(engine, ()))
-        overrides = with_method(method, "train.participation=1", *keys)
-        found[f"{method} {engine} {count}"] = row(overrides, whole_row_of)
-    return found
+    print(
+        *wrong, f"{len(rows)} runs, {refused} of them refused; {len(wrong)} differences.", sep="\n"
+    )
+    return min(len(wrong), 1)
 
 
 def differing(rows: Rows) -> list[str]:
@@ -285,64 +246,15 @@ def differing(rows: Rows) -> list[str]:
     found = []
     for name in others:
         one, other = rows[first], rows[name]
-        keys = {"error", *one} if "error" in other else {"error", *(one.keys() & other.keys())}
-        for key in sorted(keys - {"workers"}):
+        keys = {*one} if "error" in other else {*one} & {*other}
+        for key in sorted({"error", *keys} - {"workers"}):
             if one.get(key) != other.get(key):
                 found.append(f"{name}: {key} {other.get(key)}; {first}: {one.get(key)}")
-    for name, one in rows.items():
-        if "workers" in one and one["workers"] != name.split()[-1]:
-            found.append(f"{name}: the number of processes that have trained is {one['workers']}")
-    return found
-
-
-@contextmanager
-def no_pictures() -> Iterator[None]:
-    """Context manager in which pages of runs have no pictures, which take longer than trainings."""
-    from flbench.reports import picture
-
-    before, picture.encode = picture.encode, lambda *_: b""
-    try:
-        yield
-    finally:
-        picture.encode = before
-
-
-@contextmanager
-def shared_actors() -> Iterator[None]:
-    """Context manager in which runs on Ray that train the same net have the same actors.
-
-    An actor imports PyTorch for some seconds. An engine knows net and samples, and no method.
-    """
-    from flbench.core.tree import digest
-    from flbench.engine import ray
-    from flbench.models.base import net_leaves
-
-    class Shared(ray.RayEngine):
-        """An engine that takes the actors of one with the same net, which stays open."""
-
-        open: ClassVar[dict[int, tuple[str, Shared]]] = {}  # by number of workers
-
-        def __init__(self, net: Any, federation: Any, config: Any, tell: Any = None) -> None:
-            about = f"{digest([net_leaves(net)])} {net} {federation.partition.hash()}"
-            known = self.open.get(config.workers)
-            if known is None or known[0] != about:
-                if known is not None:
-                    super(Shared, known[1]).close()
-                super().__init__(net, federation, config, tell)
-                self.open[config.workers] = about, self
-            else:
-                vars(self).update(vars(known[1]))
-
-        def close(self) -> None:
-            """Do nothing: another run may have the same net."""
-
-    before, ray.RayEngine = ray.RayEngine, Shared  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        ray.RayEngine = before  # type: ignore[misc]
-        for _, engine in Shared.open.values():
-            super(Shared, engine).close()
+    return found + [
+        f"{name}: the number of processes that have trained is {one['workers']}"
+        for name, one in rows.items()
+        if "workers" in one and one["workers"] != name.split()[-1]
+    ]
 
 
 def commands() -> Iterator[Rows]:
@@ -367,24 +279,19 @@ def commands() -> Iterator[Rows]:
             yield found
 
 
-def campaign(name: str, words: tuple[str, ...]) -> dict[str, Row]:
+def campaign(name: str) -> Rows:
     """Carry out a campaign; return the hashes of its runs, and the numbers of its report."""
     with TemporaryDirectory() as folder:
-        printed = flbench(folder, *words)
-        runs = sorted(
-            (
-                row_of(file.parent)
-                | {"algorithm": json.loads(file.read_text("utf-8"))["algorithm"]}
-                for file in Path(folder).rglob("summary.json")
-            ),
-            key=lambda one: (one["algorithm"], one["weights"]),
-        )
+        printed = flbench(folder, *CAMPAIGNS[name])
+        runs = []
+        for file in Path(folder).rglob("summary.json"):
+            method = json.loads(file.read_text("utf-8"))["algorithm"]
+            runs.append(row_of(file.parent) | {"algorithm": method})
+        runs.sort(key=lambda one: (one["algorithm"], one["weights"]))
         rows = {f"{name} run {k} {one['algorithm']}": one for k, one in enumerate(runs)}
-        if name == "paper":
-            report = json.loads(printed)
-        else:
-            report = json.loads(flbench(folder, "report", ".", "--out", "report", "--json"))
-        return rows | {f"{name} {key}": {"value": value} for key, value in numbers(report)}
+        if name != "paper":
+            printed = flbench(folder, "report", ".", "--out", "report", "--json")
+        return rows | numbers(json.loads(printed), name)
 
 
 def mirrored(name: str) -> Rows:
@@ -414,11 +321,11 @@ def archived(name: str) -> Rows:
     with TemporaryDirectory() as folder:
         file = HERE / "docs" / "board" / f"{name}.tar.xz"
         report = flbench(folder, "report", str(file), "--out", "report", "--json")
-        rows = {f"{name} {key}": {"value": value} for key, value in numbers(json.loads(report))}
+        rows = numbers(json.loads(report), name)
         for table in sorted(Path(folder, "report", "tables").glob("*.csv")):
-            columns, *lines = csv.reader(table.read_text("utf-8").splitlines())
+            lines = csv.DictReader(table.read_text("utf-8").splitlines())
             for k, line in enumerate(lines):
-                for column, value in zip(columns, line, strict=True):
+                for column, value in line.items():
                     if not any(word in column for word in LEFT_OUT):
                         rows[f"{name} {table.name} {k} {column}"] = {"value": value}
     return rows
@@ -434,21 +341,22 @@ def flbench(folder: str, *words: str) -> str:
     return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def numbers(tree: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Return the name and the text of each number in a JSON value that no clock determines."""
+def numbers(tree: Any, name: str) -> Rows:
+    """Return the numbers in a JSON value that no clock determines, by the names of their places."""
     if isinstance(tree, dict | list):
+        rows: Rows = {}
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             if not any(word in str(key) for word in LEFT_OUT):
-                yield from numbers(value, f"{name}/{key}")
-    elif isinstance(tree, int | float):
-        yield name, repr(tree)
+                rows |= numbers(value, f"{name}/{key}")
+        return rows
+    return {name: {"value": repr(tree)}} if isinstance(tree, int | float) else {}
 
 
 def compare(first: Path, second: Path) -> int:
     """Print the runs and numbers that differ between two files; return 1 if there are any."""
     one, two = (json.loads(file.read_text(encoding="utf-8")) for file in (first, second))
-    common = one.keys() & two.keys()
-    different = [name for name in one if name in common and not equal(one[name], two[name])]
+    common = [name for name in one if name in two]
+    different = [name for name in common if not equal(one[name], two[name])]
     for name in different:
         print(f"{name}: {one[name]} and {two[name]}")
     for name in sorted(one.keys() ^ two.keys()):
@@ -462,9 +370,8 @@ def equal(one: Row, other: Row) -> bool:
     if "value" not in one:
         return {**one, "config": ""} == {**other, "config": ""}
     try:
-        return math.isclose(
-            float(one["value"]), float(other["value"]), rel_tol=1e-12, abs_tol=1e-12
-        )
+        pair = float(one["value"]), float(other["value"])
+        return math.isclose(*pair, rel_tol=1e-12, abs_tol=1e-12) or all(map(math.isnan, pair))
     except ValueError:
         return one == other
 

@@ -118,13 +118,14 @@ def test_clients_share_no_sample(peers):
 
 def test_interval_is_that_of_the_logarithms(peers):
     values = [0.5, 0.7, 0.6, 0.9]
-    found = peers["table"].estimate(values)
+    value, *ends = peers["table"].estimate(values)
     expected = stats.ttest_1samp(np.log(values), 0).confidence_interval(0.95)
-    assert found.value == pytest.approx(geometric_mean(values))
-    assert np.log([found.low, found.high]) == pytest.approx(list(expected))
+    assert value == pytest.approx(geometric_mean(values))
+    assert np.log(ends) == pytest.approx(list(expected))
     # two values have no useful interval: its half width would be 9 standard deviations
-    assert str(peers["table"].estimate([2.0, 8.0])) == "4"
-    assert str(peers["table"].spread([2.0, 8.0])) == "4 (2 to 8)"
+    table = peers["table"]
+    assert table.text(table.estimate([2.0, 8.0])) == "4"
+    assert table.text(table.spread([2.0, 8.0])) == "4 (2 to 8)"
 
 
 def measurement(label, repeat, seconds, setting, **other):
@@ -153,16 +154,23 @@ def test_ratios_are_paired_within_a_repeat(peers):
         for label, seconds in times.items()
     ]
     found = peers["table"].compare(measured, setting)
-    assert found.fastest == {"rounds": "pfl", "process": "pfl", "cpu": "fluke"}
+    assert found.fastest == {"training": "pfl", "process": "pfl", "CPU": "fluke"}
     assert found.loads == (1.0, 3.0)
-    for line in found.lines:
-        assert not line.problem
-        for ratios, reference in ((line.to_bare, 10), (line.to_peer, 12)):
-            ratio = ratios["rounds"]
-            expected = times[line.label] / reference
-            assert (ratio.value, ratio.low, ratio.high) == pytest.approx([expected] * 3)
-        if line.label != "pfl":
-            assert line.to_bare["cpu"].value == pytest.approx(times[line.label] / 10)
+    assert found.problems == {}
+    for label, seconds in times.items():
+        for ratios, reference in ((found.to_bare, 10), (found.to_peer, 12)):
+            assert ratios[label]["training"] == pytest.approx([seconds / reference] * 3)
+        if label != "pfl":
+            assert found.to_bare[label]["CPU"][0] == pytest.approx(seconds / 10)
+    # what is not measured or did other work is named
+    [first, *others] = measured
+    failed = measurement("flower", 0, 1.0, setting, error="no network")
+    others = [*others, failed, {**first, "label": "pfl x", "steps": 7}]
+    others += [{**first, "label": "fluke x", "accuracy": 0.9}]
+    problems = peers["table"].compare(others, setting).problems
+    assert problems["flower"] == "no network"
+    assert "took 7 steps instead of" in problems["pfl x"]
+    assert "differs from the bare loop's 0.800" in problems["fluke x"]
     text = peers["table"].markdown(measured)
     assert "flbench sequential takes 0.75 (0.75 to 0.75) of its time" in text
     # where the peer is faster, the text says so

@@ -1,7 +1,7 @@
 """Measure flbench beside other platforms and a bare PyTorch loop: `python benchmarks/peers/run.py`.
 
 All platforms train the same federation with the same settings, one after the other, repeat after
-repeat. Each measurement is a process of its own. See README.md beside this file.
+repeat. Each measurement is a process of its own. See benchmarks/README.md.
 """
 
 import argparse
@@ -10,11 +10,11 @@ import os
 import platform
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,7 @@ VARIANTS = {
     "flower": ("",),
     "pfl": ("", "torchrun"),
 }
-PACKAGES = {
-    "bare": ("torch", "numpy"),
-    "flbench": ("flbench", "torch", "numpy", "lightning", "ray"),
-    "fluke": ("fluke-fl", "torch", "numpy"),
-    "flower": ("flwr", "ray", "torch", "numpy"),
-    "pfl": ("pfl", "torch", "numpy"),
-}
+PACKAGES = ("flbench", "fluke-fl", "flwr", "pfl", "torch", "numpy", "lightning", "ray")
 PARTITION_SEED = 0
 
 
@@ -53,85 +47,82 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "results.json"
     results = json.loads(file.read_text()) if options.append and file.exists() else {}
-    results.setdefault("measurements", [])
+    measured: list[dict[str, Any]] = results.setdefault("measurements", [])
     results["machine"] = _machine()
     results.setdefault("commands", []).append(sys.argv)
     results.setdefault("versions", {})
     rounds = {name: max(1, round(SETTINGS[name].rounds * options.scale)) for name in SETTINGS}
-    for one in results["measurements"]:
-        if one["setting"] in options.setting and one["rounds"] != rounds[one["setting"]]:
-            raise UserError(
-                f"{file} has {one['rounds']} rounds of setting {one['setting']}, but --scale"
-                f" {options.scale:g} gives {rounds[one['setting']]}. Use the same --scale or"
-                " another --folder."
-            )
-    tasks = {
-        name: export(SETTINGS[name], options.data_root, folder / "tasks")
+    here = [one for one in measured if one["setting"] in options.setting]
+    if other := {one["rounds"] for one in here if one["rounds"] != rounds[one["setting"]]}:
+        raise UserError(
+            f"{file} has {min(other)} rounds of a setting, but --scale {options.scale:g} gives"
+            " another number. Use the same --scale or another --folder."
+        )
+    jobs = {
+        name: Job(
+            setting=SETTINGS[name],
+            variant="",
+            task=export(SETTINGS[name], options.data_root, folder / "tasks"),
+            rounds=rounds[name],
+            seed=0,
+            threads=options.threads,
+            workers=options.workers,
+            result=folder / "result.json",
+        )
         for name in options.setting
     }
-    pythons = _environments(options, folder / "environments", results)
+    pythons: dict[str, Path | str] = {}
+    for peer in options.peers:
+        try:
+            python = environments.python_of(peer, folder / "environments")
+            results["versions"][peer] = environments.versions_of(python, PACKAGES)
+            pythons[peer] = python
+        except environments.InstallError as error:
+            pythons[peer] = f"could not be installed ({error})"
 
-    deadline = time.monotonic() + 60 * options.minutes
-    measurements: list[table.Measurement] = results["measurements"]
     first = 1 + max(
-        (
-            one["repeat"]
-            for one in measurements
-            if one["setting"] in options.setting and one["label"].split()[0] in options.peers
-        ),
-        default=-1,
+        (x["repeat"] for x in here if x["label"].split()[0] in options.peers), default=-1
     )
+    cells = [(peer, variant) for peer in options.peers for variant in VARIANTS[peer]]
     for repeat in range(first, first + options.repeats):
-        for name in options.setting:
-            setting = SETTINGS[name]
-            cells = [(peer, variant) for peer in options.peers for variant in VARIANTS[peer]]
-            shift = repeat % len(cells)  # nobody is always first
-            for peer, variant in cells[shift:] + cells[:shift]:
-                if time.monotonic() > deadline:
-                    _say(f"{options.minutes} minutes are over.")
-                    return _finish(results, folder)
-                cell = {"setting": name, "label": _label(peer, variant), "repeat": repeat}
-                cell |= {"rounds": rounds[name], "seed": options.seed + repeat}
-                job = Job(
-                    setting=setting,
-                    variant=variant,
-                    task=tasks[name],
-                    rounds=rounds[name],
-                    seed=options.seed + repeat,
-                    threads=options.threads,
-                    workers=options.workers,
-                    result=folder / "result.json",
-                )
-                cell |= _measure(peer, job, pythons[peer], folder, options.timeout)
-                measurements.append(cell)
-                _write(file, results)
-                _say(_line(cell))
-    return _finish(results, folder)
+        shift = repeat % len(cells)  # nobody is always first
+        for name, (peer, variant) in (
+            (name, cell) for name in options.setting for cell in cells[shift:] + cells[:shift]
+        ):
+            job = replace(jobs[name], variant=variant, seed=repeat)
+            cell = {"setting": name, "label": f"{peer} {variant}".strip(), "repeat": repeat}
+            cell |= {"rounds": job.rounds, "seed": job.seed, "load_before": os.getloadavg()[0]}
+            cell |= _measure(peer, job, pythons[peer], folder, options.timeout)
+            measured.append(cell)
+            part = file.with_suffix(".part")  # an interruption leaves a whole file
+            part.write_text(json.dumps(results, indent=1), encoding="utf-8")
+            part.replace(file)
+            print(_line(cell), flush=True)
+    text = table.markdown(measured)
+    (folder / "table.md").write_text(text, encoding="utf-8")
+    print(text, flush=True)
+    found = (table.compare(measured, setting) for setting in SETTINGS.values())
+    return int(any(one.problems for one in found if one is not None))
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    names = {"setting": SETTINGS, "peers": VARIANTS}
 
-    def listed(option: str) -> Any:
+    def listed(names: Sequence[str]) -> Any:
         def split(text: str) -> list[str]:
             found = text.split(",")
-            unknown = [one for one in found if one not in names[option]]
-            if unknown:
-                raise argparse.ArgumentTypeError(
-                    f"{', '.join(unknown)}: not one of {', '.join(names[option])}"
-                )
+            if unknown := [one for one in found if one not in names]:
+                raise argparse.ArgumentTypeError(f"{unknown[0]}: not one of {', '.join(names)}")
             return found
 
         return split
 
     add = parser.add_argument
-    add("--setting", type=listed("setting"), default=list(SETTINGS), help="default: a,b,c")
-    add("--peers", type=listed("peers"), default=list(VARIANTS), help="default: all")
+    add("--setting", type=listed([*SETTINGS]), default=[*SETTINGS], help="default: a,b,c")
+    add("--peers", type=listed([*VARIANTS]), default=[*VARIANTS], help="default: all")
     add("--repeats", type=int, default=1, help="measurements of each platform (default: 1)")
-    add("--minutes", type=float, default=600, help="start no measurement after this time")
     add("--scale", type=float, default=1.0, help="factor on the rounds (default: 1)")
     add("--folder", type=Path, default=Path("build/peers"), help="default: build/peers")
     add("--data-root", type=Path, default=Path("data"), help="folder of the data sets")
@@ -139,8 +130,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=int, default=cores, help=f"of one process (default: {cores}, the cores)")
     add("--workers", type=int, default=2, help="processes of Ray and torchrun (default: 2)")
     add("--timeout", type=float, default=600, help="seconds of one measurement (default: 600)")
-    add("--seed", type=int, default=0, help="seed of the first repeat (default: 0)")
-    add("--remove", action="store_true", help="remove the environments when done")
     return parser.parse_args(argv)
 
 
@@ -157,8 +146,7 @@ def export(setting: Setting, root: Path, folder: Path) -> Path:
         return path
     data = sources.load(DataConfig(name=setting.data, root=root))
     train, test = data.x[: data.train], data.x[data.train :]
-    clients = partition(data.train, setting)
-    rows = np.concatenate(clients)
+    rows = np.concatenate(partition(data.train, setting))
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part.npz")
     np.savez(
@@ -197,30 +185,12 @@ def _channels_last(x: np.ndarray) -> np.ndarray:
     return x[:, 0] if x.shape[1] == 1 else np.ascontiguousarray(x.transpose(0, 2, 3, 1))
 
 
-def _environments(
-    options: argparse.Namespace, folder: Path, results: dict[str, Any]
-) -> dict[str, Path | str]:
-    """Make the environments; return each peer's Python, or the reason why it has none."""
-    pythons: dict[str, Path | str] = {}
-    for peer in options.peers:
-        try:
-            python = environments.python_of(peer, folder)
-        except environments.InstallError as error:
-            pythons[peer] = f"could not be installed ({error})"
-            continue
-        pythons[peer] = python
-        results["versions"][peer] = environments.versions_of(python, PACKAGES[peer])
-    results["remove"] = str(folder) if options.remove else ""
-    return pythons
-
-
 def _measure(
     peer: str, job: Job, python: Path | str, folder: Path, timeout: float
 ) -> dict[str, Any]:
     """Run one script, and return what was measured, or the reason why it failed."""
-    loads = {"load_before": os.getloadavg()[0]}
     if isinstance(python, str):
-        return loads | {"error": python}
+        return {"error": python}
     file, log = folder / "job.json", folder / f"{peer}.log"
     job.write(file)
     job.result.unlink(missing_ok=True)
@@ -230,60 +200,41 @@ def _measure(
     variables = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     if python != Path(sys.executable):
         variables["PYTHONPATH"] = str(HERE)  # for processes that Ray starts
-    used = _children_seconds()
-    begin = time.perf_counter()
-    try:
-        with log.open("w", encoding="utf-8") as output:
+    used, begin = _children_seconds(), time.perf_counter()
+    with log.open("w", encoding="utf-8") as output:
+        try:
             process = subprocess.run(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=variables,
-                timeout=timeout,
-                check=False,
+                command, stdout=output, stderr=output, env=variables, timeout=timeout, check=False
             )
-    except subprocess.TimeoutExpired:
-        return loads | {"error": f"not finished after {timeout:.0f} s"}
+        except subprocess.TimeoutExpired:
+            return {"error": f"not finished after {timeout:.0f} s"}
     seconds = time.perf_counter() - begin
-    loads["load_after"] = os.getloadavg()[0]
     if process.returncode or not job.result.exists():
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
         # a line of text, not the frame that some programs print around it
         last = next((line for line in reversed(lines) if re.search("[a-z]", line)), "no message")
-        return loads | {"error": f"exit code {process.returncode}: {last.strip()[:300]}"}
+        return {"error": f"exit code {process.returncode}: {last.strip()[:300]}"}
     measured = json.loads(job.result.read_text(encoding="utf-8"))
-    if job.variant != "ray" and peer != "flower":
+    if job.variant != "ray" and peer != "flower":  # whose processes Ray has started
         measured["cpu_seconds"] = _children_seconds() - used
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return loads | measured | {"process_seconds": seconds, "command": command, "finished": now}
+    measured |= {"process_seconds": seconds, "command": command}
+    return measured | {"finished": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _children_seconds() -> float:
-    """Return the time that all finished child processes have spent on all cores.
-
-    The processes of Ray are not among them.
-    """
+    """Return the time that all finished child processes have spent on all cores."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def _machine() -> dict[str, Any]:
     """Describe the machine."""
-    model = platform.processor()
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text().splitlines()
-        model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), model)
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-    }
-
-
-def _label(peer: str, variant: str) -> str:
-    """Return the name of a platform and its variant in tables."""
-    return f"{peer} {variant}".strip()
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0))
+    model = (models or [platform.processor()])[0]
+    return {"cpu": model, "cores": cores, "system": platform.platform()}
 
 
 def _line(cell: dict[str, Any]) -> str:
@@ -295,31 +246,6 @@ def _line(cell: dict[str, Any]) -> str:
         f"{head} training {cell['seconds']:.2f} s, process {cell['process_seconds']:.2f} s,"
         f" {cell['steps']} steps, accuracy {cell['accuracy']:.4f}, load {cell['load_before']:.1f}"
     )
-
-
-def _write(file: Path, results: dict[str, Any]) -> None:
-    """Write the results, so that an interruption leaves a whole file."""
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(results, indent=1), encoding="utf-8")
-    part.replace(file)
-
-
-def _finish(results: dict[str, Any], folder: Path) -> int:
-    """Write the table, print it, and return the exit code."""
-    _write(folder / "results.json", results)
-    text = table.markdown(results["measurements"])
-    (folder / "table.md").write_text(text, encoding="utf-8")
-    _say(text)
-    if results.pop("remove"):
-        shutil.rmtree(folder / "environments", ignore_errors=True)
-    found = (table.compare(results["measurements"], setting) for setting in SETTINGS.values())
-    return 1 if table.problems([one for one in found if one is not None]) else 0
-
-
-def _say(text: str) -> None:
-    """Print a text at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -42,59 +42,20 @@ class Setting:
     rounds: int
     tolerance: float
 
-    @property
-    def client_steps(self) -> int:
-        """Optimizer steps of one client in one round."""
-        return self.epochs * -(-self.samples // self.batch)
-
     def steps(self, rounds: int) -> int:
         """Return the optimizer steps of a number of rounds."""
-        return rounds * self.cohort * self.client_steps
+        return rounds * self.cohort * self.epochs * -(-self.samples // self.batch)
 
 
+TITLES = {
+    "a": "LeNet-5 on Fashion-MNIST, 10 of 100 clients a round, 5 local epochs",
+    "b": "logistic regression on MNIST, 10 of 1,000 clients a round, 1 local epoch",
+    "c": "LeNet-5 on CIFAR-100 (every second image), all 100 clients, 5 local epochs",
+}
 SETTINGS = {
-    "a": Setting(
-        name="a",
-        title="LeNet-5 on Fashion-MNIST, 10 of 100 clients a round, 5 local epochs",
-        data="fashionmnist",
-        net="lenet5",
-        clients=100,
-        samples=600,
-        cohort=10,
-        epochs=5,
-        batch=32,
-        lr=0.05,
-        rounds=20,
-        tolerance=0.03,
-    ),
-    "b": Setting(
-        name="b",
-        title="logistic regression on MNIST, 10 of 1,000 clients a round, 1 local epoch",
-        data="mnist",
-        net="logistic",
-        clients=1000,
-        samples=60,
-        cohort=10,
-        epochs=1,
-        batch=10,
-        lr=0.03,
-        rounds=100,
-        tolerance=0.02,
-    ),
-    "c": Setting(
-        name="c",
-        title="LeNet-5 on CIFAR-100 (every second image), all 100 clients, 5 local epochs",
-        data="cifar100",
-        net="lenet5",
-        clients=100,
-        samples=250,
-        cohort=100,
-        epochs=5,
-        batch=50,
-        lr=0.1,
-        rounds=5,
-        tolerance=0.02,
-    ),
+    "a": Setting("a", TITLES["a"], "fashionmnist", "lenet5", 100, 600, 10, 5, 32, 0.05, 20, 0.03),
+    "b": Setting("b", TITLES["b"], "mnist", "logistic", 1000, 60, 10, 1, 10, 0.03, 100, 0.02),
+    "c": Setting("c", TITLES["c"], "cifar100", "lenet5", 100, 250, 100, 5, 50, 0.1, 5, 0.02),
 }
 
 
