@@ -112,6 +112,7 @@ class Setting:
         report = fl.report(archive, force=self.is_new)  # which versions is said on the page
         self.board = report.leaderboard.set_index("method")
         self.scores = report.scores.set_index(["metric", "method"])
+        self.has_rare = bool(self.board["rare_recall"].notna().any())
         self.gaps: dict[tuple[str, str], Gap] = {}
         for row in report.pairs.itertuples():
             ends = row.difference, row.low, row.high
@@ -152,7 +153,6 @@ class Setting:
 
     def rows(self) -> Iterator[list[str]]:
         """Yield the rows of the table of all methods."""
-        has_rare = self.has_rare()
         for name in self.order:
             is_tuned = name in self.methods
             shown = name + TUNED if is_tuned else name
@@ -163,15 +163,11 @@ class Setting:
                 estimate(own) if is_tuned else "-",
                 estimate(self.board.loc[name]),
                 "-" if change is None else "0" if change.none else str(change),
-                *([estimate(self.scores.loc["rare_recall", shown])] if has_rare else []),
+                *([estimate(self.scores.loc["rare_recall", shown])] if self.has_rare else []),
                 estimate(self.scores.loc["worst10_accuracy", shown]),
                 f"{own['bytes'] / 1e6:,.1f}" if own["bytes"] else "0",
                 f"{self.seconds[shown]:.0f}",
             ]
-
-    def has_rare(self) -> bool:
-        """Whether there are rare classes."""
-        return "rare_recall" in self.scores.index.get_level_values("metric")
 
     def compared(self) -> Iterator[list[str]]:
         """Yield the rows of the table of the differences to the references."""

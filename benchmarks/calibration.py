@@ -15,9 +15,9 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
@@ -86,38 +86,15 @@ METHODS: Final[dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Design:
-    """How the repetitions of a comparison are drawn.
-
-    Attributes:
-        partition: Section `partition`.
-        vary: What differs between repetitions, as in `flbench compare --vary`.
-        methods: The methods to train.
-    """
-
-    partition: Mapping[str, Any]
-    vary: str
-    methods: tuple[str, ...] = EQUAL
-
-    def seeds(self, number: int) -> Iterator[tuple[int, int]]:
-        """Yield the seed of the training and that of the partition of each repetition."""
-        for k in range(REPETITIONS):
-            own = number * REPETITIONS + k
-            yield (
-                number if self.vary == "partition" else own,
-                number if self.vary == "training" else own,
-            )
-
-
 DIRICHLET: Final = {"scheme": "dirichlet", "alpha": 0.5, "clients": 5}
-DESIGNS: Final = {
-    "both": Design(DIRICHLET, "both", (*EQUAL, "more", "fedper")),
-    "training": Design(DIRICHLET, "training"),
-    "partition": Design(DIRICHLET, "partition"),
-    "both, IID": Design({"scheme": "iid", "clients": 5}, "both"),
-    "both, fixed clients": Design({"scheme": "natural"}, "both"),
+DESIGNS: Final[dict[str, tuple[dict[str, Any], str, tuple[str, ...]]]] = {
+    "both": (DIRICHLET, "both", tuple(METHODS)),
+    "training": (DIRICHLET, "training", EQUAL),
+    "partition": (DIRICHLET, "partition", EQUAL),
+    "both, IID": ({"scheme": "iid", "clients": 5}, "both", EQUAL),
+    "both, fixed clients": ({"scheme": "natural"}, "both", EQUAL),
 }
+"""Section `partition`, what differs between repetitions, and the methods of each design."""
 
 
 def compared(name: str, number: int) -> dict[str, Any]:
@@ -127,26 +104,26 @@ def compared(name: str, number: int) -> dict[str, Any]:
         name: Design.
         number: Number of the comparison, which gives its seeds.
     """
-    design = DESIGNS[name]
+    partition, vary, methods = DESIGNS[name]
     pages.render = lambda *_, **__: ""  # the pages of the runs take longer than their training
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        is_fixed = design.partition["scheme"] == "natural"
+        is_fixed = partition["scheme"] == "natural"
         data = {"path": with_clients(Path(folder))} if is_fixed else "digits"
-        paths: dict[str, list[Path]] = {method: [] for method in design.methods}
-        values: dict[str, list[float]] = {method: [] for method in design.methods}
-        for seed, partition_seed in design.seeds(number):
-            for method in design.methods:
+        paths: dict[str, list[Path]] = {method: [] for method in methods}
+        values: dict[str, list[float]] = {method: [] for method in methods}
+        for own in range(number * REPETITIONS, (number + 1) * REPETITIONS):
+            for method in methods:
                 keys = dict(METHODS[method])
                 train = {**TRAIN, **keys.pop("train", {})}
                 done = fl.run(
                     **keys,
                     data=data,
-                    partition={**design.partition, "seed": partition_seed},
+                    partition={**partition, "seed": number if vary == "training" else own},
                     model={"name": "mlp", "hidden": [32]},
                     train=train,
                     evaluation={"every": TRAIN["rounds"]},
-                    seed=seed,
+                    seed=number if vary == "partition" else own,
                     output={"dir": f"{folder}/{method}"},
                     progress=False,
                 )
@@ -155,14 +132,9 @@ def compared(name: str, number: int) -> dict[str, Any]:
         report = fl.report([path for method in EQUAL for path in paths[method]])
         [pair] = report.pairs.to_dict("records")
         first = report.leaderboard.set_index("method").loc[pair["first"]]
-        keep = ("difference", "low", "high", "p", "p_holm", "paired_t", "corrected", "verdict")
-        return {
-            "design": name,
-            "number": number,
-            "values": values,
-            "pair": {key: pair[key] for key in keep},
-            "mean": {key: float(first[key]) for key in ("mean", "low", "high")},
-        }
+        kept = {key: pair[key] for key in ("difference", "low", "high", "p", "p_holm", "verdict")}
+        mean = {key: float(first[key]) for key in ("mean", "low", "high")}
+        return {"design": name, "number": number, "values": values, "pair": kept, "mean": mean}
 
 
 def with_clients(folder: Path) -> str:
@@ -208,7 +180,7 @@ def main() -> None:
 def claims(done: Sequence[dict[str, Any]]) -> str:
     """Return the table of how often claims about equal methods are wrong."""
     rows = []
-    for name, design in DESIGNS.items():
+    for name, (_, vary, _) in DESIGNS.items():
         mine = [one for one in done if one["design"] == name]
         gaps, means = ([one[key] for one in mine] for key in ("pair", "mean"))
         said = sum(one["verdict"] in ("better", "worse") for one in gaps)
@@ -216,7 +188,7 @@ def claims(done: Sequence[dict[str, Any]]) -> str:
             "a report calls one of two equal methods better": said,
             "the interval of their difference does not contain 0": missing(gaps, 0.0),
         }
-        if design.vary == "both" and mine:
+        if vary == "both" and mine:
             every = float(np.mean([one["values"][EQUAL[0]] for one in mine]))
             claim = "the interval of a mean does not contain the mean over all repetitions"
             counts[claim] = missing(means, every)
