@@ -115,13 +115,15 @@ def against(revision: str, folder: Path) -> int:
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = partial(subprocess.run, check=True)
-    found = run(["git", "rev-parse", "--short", revision], cwd=HERE, stdout=-1, text=True)
+    found = run(
+        ["git", "rev-parse", "--short", revision], cwd=HERE, stdout=subprocess.PIPE, text=True
+    )
     name = found.stdout.strip()
     old, new = folder / f"digests-{name}.json", folder / "digests-now.json"
     command = [sys.executable, str(Path(__file__).resolve())]
     if not old.exists():
         with TemporaryDirectory() as checkout:
-            tree = run(["git", "archive", name], cwd=HERE, stdout=-1).stdout
+            tree = run(["git", "archive", name], cwd=HERE, stdout=subprocess.PIPE).stdout
             run(["tar", "-x", "-C", checkout], input=tree)
             run([*command, str(old.resolve())], env=os.environ | {"PYTHONPATH": checkout})
     run([*command, str(new.resolve())], env=os.environ | {"PYTHONPATH": str(HERE)})

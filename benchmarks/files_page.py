@@ -47,12 +47,12 @@ def as_numbers(table: pd.DataFrame) -> tuple[NDArray[Any], NDArray[Any]]:
 
 @dataclass(frozen=True)
 class Case:
-    """A file.
+    """A file that a function writes to a path, and what is to be read of it.
 
     Attributes:
         title: What it is.
         name: Its name.
-        write: Function that writes it to a path.
+        write: The function.
         expected: Samples and labels; None if the file is to be refused.
         keys: Keys of the section `data`.
     """
@@ -64,18 +64,16 @@ class Case:
     keys: dict[str, Any] = field(default_factory=dict)
 
     def result(self, folder: Path) -> str:
-        """Write the file, read it, and return the cell of the page."""
-        path = folder / self.name
+        """Write the file into a new folder, read it, and return the cell of the page."""
         folder.mkdir()
+        path = folder / self.name
         self.write(path)
         try:
             data = sources.load(DataConfig(path=path, **self.keys))
         except DataError as error:
             if self.expected is not None:
                 raise
-            return (
-                f"refused: {str(error).replace(str(folder) + '/', '').replace('|', chr(92) + '|')}"
-            )
+            return f"refused: {error}".replace(f"{folder}/", "").replace("|", chr(92) + "|")
         if self.expected is None:
             raise ValueError(f"{self.title}: a file that is to be refused was read")
         x, y = self.expected

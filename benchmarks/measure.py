@@ -103,7 +103,9 @@ def grown(engine: str, clients: int, cohort: int, method: str) -> dict[str, floa
         command += ["partition.split=[0.67, 0.0, 0.33]", f"train.rounds={ROUNDS}"]
         command += [f"train.participation={cohort / clients}", f"engine.name={engine}"]
         command += [f"evaluation.every={ROUNDS}", "tracking.mlflow=false", "engine.threads=1"]
-        process = subprocess.Popen([*command, "output.checkpoint_every=1"], stdout=sys.stderr)
+        process = subprocess.Popen(
+            [*command, "output.checkpoint_every=1"], stdout=subprocess.DEVNULL
+        )
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:

@@ -8,8 +8,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from settings import Job
 from task import StepCounter, Task, load, make_net
+from task import train as train_net
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 JOB = "FLBENCH_PEERS_JOB"  # environment variable with the path of the job file
 
@@ -40,14 +40,7 @@ def train(message: Message, context: Context) -> Message:
     setting, before = job.setting, counter.steps
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = task.samples(int(context.node_config["partition-id"]))
-    optimizer = torch.optim.SGD(net.parameters(), lr=setting.lr)
-    for _ in range(setting.epochs):
-        order = torch.randperm(len(y))
-        batches = zip(x[order].split(setting.batch), y[order].split(setting.batch), strict=True)
-        for inputs, labels in batches:
-            optimizer.zero_grad()
-            cross_entropy(net(inputs), labels).backward()
-            optimizer.step()
+    train_net(net, x, y, setting.epochs, setting.batch, setting.lr)
     metrics = MetricRecord({"num-examples": len(y), "steps": counter.steps - before})
     content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
     return Message(content=content, reply_to=message)

@@ -6,8 +6,7 @@ import time
 import numpy as np
 import torch
 from settings import Job
-from task import StepCounter, accuracy, load, make_net
-from torch.nn.functional import cross_entropy
+from task import StepCounter, accuracy, load, make_net, train
 
 
 def run(job: Job) -> None:
@@ -26,17 +25,7 @@ def run(job: Job) -> None:
         total = {name: torch.zeros_like(value) for name, value in weights.items()}
         for client in draw.choice(setting.clients, setting.cohort, replace=False):
             net.load_state_dict(weights)
-            optimizer = torch.optim.SGD(net.parameters(), lr=setting.lr)
-            x, y = data[client]
-            for _ in range(setting.epochs):
-                order = torch.randperm(len(y))
-                batches = zip(
-                    x[order].split(setting.batch), y[order].split(setting.batch), strict=True
-                )
-                for inputs, labels in batches:
-                    optimizer.zero_grad()
-                    cross_entropy(net(inputs), labels).backward()
-                    optimizer.step()
+            train(net, *data[client], setting.epochs, setting.batch, setting.lr)
             for name, value in net.state_dict().items():
                 total[name] += value
         weights = {name: value / setting.cohort for name, value in total.items()}

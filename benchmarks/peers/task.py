@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 BLOCK = 1000  # test samples that are evaluated at once
@@ -99,6 +100,17 @@ def make_net(kind: str, task: Task) -> nn.Module:
         nn.ReLU(),
         nn.Linear(84, task.classes),
     )
+
+
+def train(net: nn.Module, x: Tensor, y: Tensor, epochs: int, batch: int, lr: float) -> None:
+    """Train a net with plain SGD on the samples of a client."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    for _ in range(epochs):
+        order = torch.randperm(len(y))
+        for inputs, labels in zip(x[order].split(batch), y[order].split(batch), strict=True):
+            optimizer.zero_grad()
+            cross_entropy(net(inputs), labels).backward()
+            optimizer.step()
 
 
 @torch.no_grad()
