@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,12 +25,14 @@ OF_RESULTS: Final = (
 )
 OF_CAMPAIGN: Final = (
     *("study.json", "comparison.json", "failures.json", "report.html", "report.md", "report.json"),
+    *("pictures/*.svg", "pictures/*.png", "tables/*.csv", "tables/*.tex"),
 )
-TABLES: Final = (
+SHOWN_OF_RUN: Final = ("per_class", "clients")
+SHOWN_OF_CAMPAIGN: Final = (
     *("leaderboard", "scores", "pairs", "classes", "clients", "client_spread", "new_clients"),
     *("targets", "trials"),
 )
-"""Tables of a report that MLflow's pages show as tables; the curves are those of the cells."""
+"""CSV files that MLflow's pages show as tables; the curves of a campaign are those of its cells."""
 TEXT_COLUMNS: Final = (  # a class may be called 01_1, which float() accepts
     *("moment", "name", "shift", "place", "method", "first", "second", "verdict", "groups"),
     *("better_than", "split", "warning", "test", "metric", "measure", "state", "reason"),
@@ -39,7 +41,7 @@ MAX_FILE_BYTES: Final = 2 * 2**30
 MAX_CHECKPOINT_BYTES: Final = 10_000_000
 """Largest size of a file, and of a checkpoint with all of its files, that is sent."""
 
-_pictures: dict[tuple[str, str], bytes] = {}  # of partitions, by the digests of their files
+_pictures: dict[tuple[str, ...], bytes] = {}  # of partitions, by the digests of their files
 
 
 class File(NamedTuple):
@@ -68,54 +70,28 @@ class Files:
         self.found: list[File] = []
         self.tags: dict[str, str] = {}
 
-    def add(self, folder: Path, names: Iterable[str], inside: str = "") -> None:
-        """Add files of a folder; one that does not exist is left out.
+    def add(self, folder: Path, patterns: Iterable[str]) -> None:
+        """Add files of a folder by their names, or by patterns such as `tables/*.csv`.
 
         Raises:
             UserError: A file is a link.
         """
-        for name in names:
-            file = folder / name
+        known = {file.content for file in self.found}
+        for file in (one for pattern in patterns for one in sorted(folder.glob(pattern))):
             files.check_no_link(file)
-            if file.is_file() and self._fits(name, file.stat().st_size, MAX_FILE_BYTES):
-                shown = f"{inside}/{name}" if inside else name
-                self.found.append(File(shown, file, _digest(shown, digest_of(file))))
+            name = file.relative_to(folder).as_posix()
+            is_new = file.is_file() and file not in known
+            if is_new and self._fits(name, file.stat().st_size, MAX_FILE_BYTES):
+                self._add(name, file, digest_of(file))
+
+    def _add(self, name: str, content: Path | bytes, digest: str) -> None:
+        """Add a file. A tag has the digests of all files of a run, so they are short."""
+        short = sha256(f"{name}\0{digest}".encode(errors="surrogateescape")).hexdigest()[:8]
+        self.found.append(File(name, content, short))
 
     def add_bytes(self, name: str, content: bytes) -> None:
         """Add a file by its content."""
-        digest = _digest(name, sha256(content).hexdigest())
-        self.found.append(File(name, content, digest))
-
-    def add_run(self, folder: Path) -> None:
-        """Add the files of a run folder that do not change, and a picture of its partition.
-
-        Raises:
-            DataError: A file of the partition is damaged.
-        """
-        self.add(folder, OF_RUN)
-        self.add_partition(folder)
-
-    def add_results(self, folder: Path) -> None:
-        """Add results and checkpoints of a run folder.
-
-        Raises:
-            DataError: A table is damaged. All files are added before.
-        """
-        self.add(folder, OF_RESULTS)
-        self._add_checkpoints(folder / "checkpoints")
-        self.add_shown([folder / "per_class.csv", folder / "clients.csv"])
-
-    def add_report(self, folder: Path) -> None:
-        """Add the files of a study or a comparison, as far as they are written.
-
-        Raises:
-            DataError: A table is damaged. All files are added before.
-        """
-        self.add(folder, OF_CAMPAIGN)
-        for inside, patterns in (("pictures", ("*.svg", "*.png")), ("tables", ("*.csv", "*.tex"))):
-            found = (file for kind in patterns for file in (folder / inside).glob(kind))
-            self.add(folder / inside, sorted(file.name for file in found), inside)
-        self.add_shown([folder / "tables" / f"{name}.csv" for name in TABLES])
+        self._add(name, content, sha256(content).hexdigest())
 
     def add_shown(self, tables: Iterable[Path]) -> None:
         """Add CSV files in the JSON format that MLflow's pages show as tables.
@@ -127,9 +103,7 @@ class Files:
             DataError: A table is damaged.
         """
         shown = []
-        for table in tables:
-            if not table.is_file():
-                continue
+        for table in (one for one in tables if one.is_file()):
             name = table.with_suffix(".json").name
             self.add_bytes(name, json.dumps(_shown(table)).encode())
             shown.append({"path": name, "type": "table"})
@@ -141,20 +115,20 @@ class Files:
         Raises:
             DataError: A file of the partition is damaged.
         """
-        file, about = folder / "partition.npz", folder / "partition.json"
-        if file.is_file():
+        there = [one for one in folder.glob("partition.*") if one.suffix in (".npz", ".json")]
+        if (folder / "partition.npz").is_file():
             # The methods of a repetition share a partition, and a picture takes a while.
-            key = digest_of(file), digest_of(about) if about.is_file() else ""
+            key = tuple(map(digest_of, sorted(there)))
             if key not in _pictures:
                 _pictures[key] = _picture(folder)
             if content := _pictures[key]:
                 self.add_bytes("partition.png", content)
 
-    def _add_checkpoints(self, folder: Path) -> None:
+    def add_checkpoints(self, folder: Path) -> None:
         """Add the checkpoint of the best round, and that of the last round if it is another."""
         sent = ""
         for name in ("best", "last"):
-            file = folder / f"{name}.safetensors"
+            file = folder / "checkpoints" / f"{name}.safetensors"
             if not file.is_file() or digest_of(file) == sent:
                 continue
             sent, parts = digest_of(file), [file]
@@ -162,8 +136,7 @@ class Files:
                 parts = [part for part in files_of(file) if part.is_file()]
             size = sum(part.stat().st_size for part in parts)
             if self._fits(f"checkpoint.{name}", size, MAX_CHECKPOINT_BYTES):
-                known = {one.content for one in self.found}
-                self.add(folder, [one.name for one in parts if one not in known], folder.name)
+                self.add(folder, [f"checkpoints/{part.name}" for part in parts])
 
     def _fits(self, name: str, size: int, limit: int) -> bool:
         """Return whether something is not too large; otherwise a tag says so."""
@@ -173,24 +146,15 @@ class Files:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a file, which is read once for each of its versions."""
     stat = path.stat()
     return _digest_of(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=65536)
 def _digest_of(path: Path, modified: int, size: int) -> str:
-    """Return the SHA-256 of a file; time and size tell the versions of a file apart."""
-    digest = sha256()
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _digest(name: str, content: str) -> str:
-    """Return the hash of a file's name and of the hash of its content: a tag has all of a run."""
-    return sha256(f"{name}\0{content}".encode(errors="surrogateescape")).hexdigest()[:8]
+        return file_digest(file, "sha256").hexdigest()
 
 
 def _shown(table: Path) -> dict[str, object]:

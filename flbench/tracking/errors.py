@@ -5,44 +5,25 @@ MLflow, SQLAlchemy, requests and the clients of file stores raise exceptions of 
 
 import re
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Literal
 
 from flbench.core.errors import shortened
 from flbench.core.text import one_line
 
 LONGEST: Final = 200  # characters of a reason
-_NOT_REACHED: Final = {
-    "Connection refused": "connection refused",
-    "imed out": "no answer in time",
-    "imeout on": "no answer in time",
-    "ame or service not known": "unknown host",
-    "NameResolutionError": "unknown host",
-    "failure in name resolution": "unknown host",
-    "No route to host": "no route to the host",
-    "Network is unreachable": "the network is unreachable",
-    "Could not connect to the endpoint URL": "no connection to the store of its files",
-    "onnection was closed": "the connection was closed",
-    "closed connection": "the connection was closed",
-    "Connection reset": "the connection was closed",
-    "Connection aborted": "the connection was closed",
-}
-_PACKAGES: Final = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
-"""What to install for a module whose package has another name."""
-_PASSING_TEXTS: Final = ("is locked", "database system is starting up")
-_PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
-_CURES: Final = {
-    401: "Give user and password: $MLFLOW_TRACKING_USERNAME and $MLFLOW_TRACKING_PASSWORD",
-    403: "Check the user's permissions and the credentials",
-    404: "Check the address: MLflow may have another path or port there",
-    413: "Raise the largest size of a request in the server or its proxy",
-    507: "Make room on the disk of the server",
-}
+_AWAY: Final = re.compile(
+    r"connection refused|timed out|timeout on|name or service not known|name ?resolution|no route"
+    r" to host|network is unreachable|could not connect to the endpoint url|closed connection"
+    r"|connection (was closed|reset|aborted)",
+    re.IGNORECASE,
+)
+_BUSY: Final = re.compile("is locked|database system is starting up")
+_BUSY_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
 _STATUS: Final = re.compile(
-    r"too many (?P<a>\d{3}) error responses|failed with error code (?P<b>\d{3}) "
-    r"|^(?P<c>[45]\d\d) (?:Client|Server) Error"
+    r"too many (\d{3}) error responses|failed with error code (\d{3}) "
+    r"|^([45]\d\d) (?:Client|Server) Error"
 )
 _OF_SQL: Final = re.compile(r"\s*(\[SQL: |\(Background on this error|Response body: )")
 
@@ -53,15 +34,14 @@ class Trouble:
 
     Attributes:
         reason: The reason, without a full stop.
+        kind: `away`: the store was not reached; `busy`: the same may succeed seconds later;
+            `refused`: it will not.
         cure: What the user can do, as a sentence without its full stop.
-        is_reached: Whether the store has answered or was opened.
-        is_passing: Whether the same may succeed seconds later.
     """
 
     reason: str
+    kind: Literal["away", "busy", "refused"] = "refused"
     cure: str = "Look at the log of the server, or give another --uri"
-    is_reached: bool = True
-    is_passing: bool = False
 
     def sentence(self, shown: str) -> str:
         """Return the reason and the cure.
@@ -69,7 +49,7 @@ class Trouble:
         Args:
             shown: Address of the store without its secrets.
         """
-        verb = "cannot be used" if self.is_reached else "was not reached"
+        verb = "was not reached" if self.kind == "away" else "cannot be used"
         return f"MLflow at {shown} {verb} ({self.reason}). {self.cure}."
 
 
@@ -90,38 +70,30 @@ def explain(error: BaseException) -> Trouble:
     Args:
         error: One of `connection_errors`, or any exception of a client of a file store.
     """
-    chain = list(_chain(error))
-    if status := next(filter(None, map(_status, chain)), None):
-        try:
-            reason = f"it answers {status}, {HTTPStatus(status).phrase}"
-        except ValueError:
-            reason = f"it answers {status}"
-        if any(isinstance(getattr(one, "response", None), dict) for one in chain):
-            reason = _first_line(error)  # of a store of files, which says more than its status
-        is_passing = status in _PASSING
-        cure = _CURES.get(status, "Try again later" if is_passing else Trouble.cure)
-        return Trouble(reason, cure, is_passing=is_passing)
-    text = "\n".join(map(str, chain))
-    if reason := next((words for said, words in _NOT_REACHED.items() if said in text), ""):
-        cure = "Start it, or correct its address (--uri ADDRESS)"
-        return Trouble(reason, cure, is_reached=False, is_passing=True)
-    for one in chain:
-        if isinstance(one, ModuleNotFoundError) and one.name:
-            name = one.name.partition(".")[0]
-            reason = f"the Python module `{name}`, which this store needs, is not installed"
-            return Trouble(reason, f"Install it: pip install {_PACKAGES.get(name, name)}")
-    is_passing = any(said in text for said in _PASSING_TEXTS)
-    return Trouble(_first_line(error), is_passing=is_passing)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from."""
-    seen: list[BaseException] = []
+    chain: list[BaseException] = []
     found: BaseException | None = error
-    while found is not None and found not in seen:
-        seen.append(found)
-        yield found
+    while found is not None and found not in chain:
+        chain.append(found)
         found = found.__cause__ or found.__context__
+    first = re.sub(r"^\([\w.]+\) ", "", _OF_SQL.split(str(error).strip())[0])
+    first = shortened(one_line(first), LONGEST).rstrip(".") or type(error).__name__
+    if status := next(filter(None, map(_status, chain)), None):
+        known = {one.value: one.phrase for one in HTTPStatus}
+        reason = f"it answers {status}, {known.get(status, 'an unknown status')}"
+        if any(isinstance(getattr(one, "response", None), dict) for one in chain):
+            reason = first  # of a store of files, which says more than its status
+        if status in (401, 403):
+            cure = "Check user, password ($MLFLOW_TRACKING_USERNAME, ...PASSWORD) and permissions"
+            return Trouble(reason, cure=cure)
+        if status in _BUSY_STATUS:
+            return Trouble(reason, "busy", "Try again later")
+        return Trouble(reason)
+    text = "\n".join(map(str, chain))
+    if away := _AWAY.search(text):
+        return Trouble(away[0].lower(), "away", "Start it, or correct its address (--uri ADDRESS)")
+    if any(isinstance(one, ModuleNotFoundError) for one in chain):
+        return Trouble(first, cure="Install the package of this module, which the store needs")
+    return Trouble(first, "busy" if _BUSY.search(text) else "refused")
 
 
 def _status(error: BaseException) -> int | None:
@@ -134,9 +106,3 @@ def _status(error: BaseException) -> int | None:
     else:
         status = getattr(response, "status_code", None)
     return status if isinstance(status, int) and status >= HTTPStatus.BAD_REQUEST else None
-
-
-def _first_line(error: BaseException) -> str:
-    """Return what an exception says, without statements of SQL and pages of a server."""
-    said = re.sub(r"^\([\w.]+\) ", "", _OF_SQL.split(str(error).strip())[0])
-    return shortened(one_line(said), LONGEST).rstrip(".") or type(error).__name__

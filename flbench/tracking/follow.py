@@ -10,18 +10,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
-from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
 from flbench.comparison.folder import is_cell, is_comparison
 from flbench.core import files
 from flbench.core.errors import DataError, UserError
-from flbench.core.text import HTTP, one_line
-from flbench.core.wording import in_shell
+from flbench.core.text import one_line
 from flbench.results.study_folder import is_study
 from flbench.tracking import errors, store
-from flbench.tracking.mirror import NOT_SENT, REFUSED, Outcome
+from flbench.tracking.mirror import NOT_SENT, Outcome
 from flbench.tracking.send import NotSentError, Sender, SentCounts
 from flbench.tracking.store import Address, NamedBy, Store
 from flbench.tracking.tree import tracking_of
@@ -70,27 +68,23 @@ def sync_all(folders: Sequence[Path], uri: str | None) -> Iterator[Synced]:
     Raises:
         UserError: A path is neither a run nor a study nor a comparison; nothing is sent.
     """
-    for folder in folders:
-        check(folder)
-    unreached: set[str] = set()
-    for folder in folders:
-        counts = SentCounts()
-        shown, error = None, None
+    wholes = [check(folder) for folder in folders]
+    unreached: dict[str, NotSentError] = {}
+    for folder, found in zip(folders, wholes, strict=True):
+        counts, shown, error = SentCounts(), None, None
         try:
-            shown = _address_of(folder.resolve(), uri).shown
+            shown = _address_of(found, uri).shown
             if shown in unreached:
-                error = UserError(f"{folder} was not sent: MLflow at {shown} was not reached.")
-            else:
-                sync(folder, uri, counts)
+                raise unreached[shown]
+            sync(folder, uri, counts)
         except UserError as caught:
-            error, rest = caught, ""
-            if isinstance(caught, NotSentError) and not caught.is_reached and shown:
-                unreached.add(shown)
+            rest = ""
+            if isinstance(caught, NotSentError) and caught.kind == "away" and shown:
+                unreached[shown] = caught
             elif isinstance(caught, NotSentError) and caught.is_of_files:
                 rest = "\nEverything else was sent. The next flbench sync sends these files."
-            if rest or len(folders) > 1:
-                about = f"{folder} is not completely in MLflow:\n" if len(folders) > 1 else ""
-                error = UserError(f"{about}{caught}{rest}")
+            about = f"{folder} is not completely in MLflow:\n" if len(folders) > 1 else ""
+            error = UserError(f"{about}{caught}{rest}")
         yield Synced(folder, shown, counts if counts or error is None else None, error)
 
 
@@ -100,7 +94,7 @@ def sync(folder: Path, uri: str | None, counts: SentCounts | None = None) -> tup
     Somebody waits for it: MLflow repeats requests that fail.
 
     Args:
-        folder: The folder. A cell of a comparison is sent to its place below the comparison.
+        folder: The folder; with a cell or a trial, its whole comparison or study is sent.
         uri: Address of the store; None for the one that the folder's configuration names, if that
             is the user's own; see `store.address`.
         counts: Gets the numbers of what was sent, also if an error is raised.
@@ -117,27 +111,16 @@ def sync(folder: Path, uri: str | None, counts: SentCounts | None = None) -> tup
             the whole folder.
     """
     store.require()
-    check(folder)
-    folder = folder.resolve()  # the name of the folder finds the run in MLflow
+    folder = check(folder)
     address = _address_of(folder, uri)
     counts = SentCounts() if counts is None else counts
     with _locked(folder) as is_locked, store.settings(SYNC_SETTINGS), _explained(address):
         if not is_locked:
             raise UserError(f"another process is sending {folder} to MLflow. Wait for it.")
-        sender = _sender(_open_now(address), folder)
+        sender = Sender(_open_now(address), folder)
         sender.sent = counts
-        sender.send("unknown", _only(folder))
+        sender.send("unknown")
     return counts, address.shown
-
-
-def _sender(to: Store, folder: Path, experiment: str | None = None) -> Sender:
-    """Return what sends a folder; a cell is a part of its comparison."""
-    return Sender(to, folder.parents[1] if is_cell(folder) else folder, experiment)
-
-
-def _only(folder: Path) -> str | None:
-    """Return the name of the only cell to send; None for everything."""
-    return folder.name if is_cell(folder) else None
 
 
 @contextmanager
@@ -147,11 +130,7 @@ def _explained(address: Address) -> Iterator[None]:
         yield
     except errors.connection_errors() as error:
         trouble = errors.explain(error)
-        raise NotSentError(
-            trouble.sentence(address.shown),
-            is_reached=trouble.is_reached,
-            is_passing=trouble.is_passing,
-        ) from error
+        raise NotSentError(trouble.sentence(address.shown), trouble.kind) from error
 
 
 def _address_of(folder: Path, uri: str | None) -> Address:
@@ -163,7 +142,7 @@ def _address_of(folder: Path, uri: str | None) -> Address:
     files.check_no_linked_folders(folder)
     if uri:
         return store.address(uri)
-    named = tracking_of(folder.parents[1] if is_cell(folder) else folder).get("uri")
+    named = tracking_of(folder).get("uri")
     return store.address(str(named) if named else None, "folder")
 
 
@@ -173,31 +152,36 @@ def _open_now(address: Address) -> Store:
         with store.settings({store.RETRIES_VARIABLE: "0"}):
             return store.open_store(address)
     except errors.connection_errors() as error:
-        trouble = errors.explain(error)
-        is_http = urlsplit(address.uri).scheme in HTTP
-        if not (trouble.is_reached and trouble.is_passing and is_http):
+        if errors.explain(error).kind != "busy":
             raise
     return store.open_store(address)
 
 
-def check(folder: Path) -> None:
-    """Check that a path is the folder of a run, a study or a comparison.
+def check(folder: Path) -> Path:
+    """Return the folder of a run, a comparison or a study that a path is, or is a part of.
 
     Raises:
-        UserError: It is not, or it is a trial, which is sent with its study.
+        UserError: It is no such folder.
     """
-    if not folder.exists():
-        raise UserError(f"{folder} does not exist.")
-    if (folder / "trial.json").is_file() and not is_cell(folder):
-        study = folder.resolve().parents[2]
-        raise UserError(
-            f"{folder} is part of a study. Send the whole study: flbench sync {in_shell(study)}"
-        )
-    if not (is_study(folder) or is_comparison(folder) or (folder / "config.yaml").is_file()):
+    found = _whole(folder)
+    if not (is_study(found) or is_comparison(found) or (found / "config.yaml").is_file()):
         raise UserError(
             f"{folder} is not a folder of a run, a study or a comparison: it has no config.yaml, no"
             " study.json and no comparison.json."
         )
+    return found
+
+
+def _whole(folder: Path) -> Path:
+    """Return a folder, or the comparison or the study that it is a cell or a trial of.
+
+    Links are resolved, because the name of the folder finds the run in MLflow.
+    """
+    found = folder.resolve()
+    if is_cell(found):
+        return found.parents[1]
+    is_trial = (found / "trial.json").is_file() and is_study(found.parents[2])
+    return found.parents[2] if is_trial else found
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -219,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--named-by", choices=get_args(NamedBy), default="user")
     options = parser.parse_args(arguments)
     os.nice(NICENESS)
-    folder, writer = options.folder.resolve(), _WritingProcess()
+    folder, writer = _whole(options.folder), _WritingProcess()
     address = Address(os.environ[store.ADDRESS_VARIABLE], options.named_by)
     while True:
         with _locked(folder) as is_locked:
@@ -241,8 +225,7 @@ def _follow(
     """
     sender: Sender | None = None
     outcome: Outcome | None = None
-    pause, last_problem, was_reached = 0.0, "", False
-    last_attempt: float | None = None
+    pause, last_problem, was_reached, last_attempt = 0.0, "", False, 0.0
     while True:
         if outcome is None:
             outcome = writer.wait(pause)
@@ -251,18 +234,18 @@ def _follow(
         problem, is_passing, began = "", False, time.monotonic()
         try:
             with _explained(address):
-                sender = sender or _sender(store.open_store(address), folder, experiment)
+                sender = sender or Sender(store.open_store(address), folder, experiment)
                 was_reached = True
-                sender.send(outcome, _only(folder))
+                sender.send(outcome)
         except NotSentError as error:
-            was_reached = was_reached or error.is_reached
-            problem, is_passing = f"{NOT_SENT}{error}", error.is_passing and was_reached
+            was_reached = was_reached or error.kind != "away"
+            problem, is_passing = str(error), error.kind != "refused" and was_reached
             if not error.is_of_files:
                 sender = None  # it is not known what has arrived: the next one asks the store
         except DataError as error:
-            problem = f"{REFUSED}{error}"  # the file may be complete or repaired the next time
+            problem = str(error)  # the file may be complete or repaired the next time
         except UserError as error:
-            _log(f"{REFUSED}{error}")
+            _log(str(error))
             return EXIT_FAILED
         if problem and (outcome is not None or problem != last_problem):
             _log(problem)
@@ -307,8 +290,7 @@ class _WritingProcess:
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
     """Lock a folder inside the context, unless another process mirrors it; yield whether it is."""
-    # A cell is sent below the run of its comparison, which two mirrors must not make at once.
-    lock = FileLock((folder.parents[1] if is_cell(folder) else folder) / ".mirror")
+    lock = FileLock(folder / ".mirror")
     with suppress(Timeout):
         lock.acquire(blocking=False)
     try:
@@ -317,9 +299,9 @@ def _locked(folder: Path) -> Iterator[bool]:
         lock.release()
 
 
-def _log(message: str) -> None:
-    """Write a message as one line on standard error, which is the log of the mirror."""
-    sys.stderr.write(one_line(message) + "\n")
+def _log(problem: str) -> None:
+    """Write a problem as one line on standard error, which is the log of the mirror."""
+    sys.stderr.write(one_line(f"{NOT_SENT}{problem}") + "\n")
     sys.stderr.flush()
 
 

@@ -9,9 +9,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 from flbench.config.schema import Config, TrackingConfig
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 Outcome = Literal["finished", "failed", "killed", "unknown"]
 """How the process that wrote a folder ended. `flbench sync` does not know it."""
-NOT_SENT: Final = "not sent: "  # begins a message if the store or a file store cannot be used
-REFUSED: Final = "refused: "  # begins a message if the user must repair something
+NOT_SENT: Final = "not sent: "  # begins a message about something that is missing
 LOG: Final = "mlflow.log"
 """File in the mirrored folder with the messages of the mirror process."""
 EXIT_SECONDS: Final = 10.0
@@ -123,13 +122,10 @@ class Mirror:
     def announce_end(self, outcome: Outcome) -> None:
         """Tell the mirror how the run ended. It sends the rest and exits."""
         pipe = self.process.stdin
-        if pipe is None or pipe.closed:
-            return
-        try:
-            pipe.write(outcome.encode())
-            pipe.close()
-        except BrokenPipeError:  # the mirror has exited already
-            return
+        if pipe is not None and not pipe.closed:
+            with suppress(BrokenPipeError):  # the mirror has exited already
+                pipe.write(outcome.encode())
+                pipe.close()
 
     def finish(self, timeout: float = EXIT_SECONDS, outcome: Outcome = "finished") -> str | None:
         """Wait until everything is sent, but at most `timeout` seconds.
@@ -143,17 +139,16 @@ class Mirror:
         """
         self.announce_end(outcome)
         cure = f"flbench sync {in_shell(self.folder)} sends what is missing."
+        after = "The mirror has ended."
         try:
             if self.process.wait(timeout) == 0:
                 return None
-            after = "The mirror has ended."
         except subprocess.TimeoutExpired:
             after = f"After {timeout:g} s, a process goes on sending in the background."
         text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
-        lines = [line for line in text.splitlines() if line.startswith((NOT_SENT, REFUSED))]
+        lines = [line for line in text.splitlines() if line.startswith(NOT_SENT)]
         if lines:
-            said = lines[-1].removeprefix(NOT_SENT).removeprefix(REFUSED)
-            return f"{said.rstrip('.')}. Then {cure}"
+            return f"{lines[-1].removeprefix(NOT_SENT).rstrip('.')}. Then {cure}"
         return (
             f"MLflow at {self.uri} does not have everything. {after} Its messages are in"
             f" {self.folder / LOG}. If something is missing at its end, {cure}"
@@ -207,10 +202,14 @@ class Mirrors:
         """Wait a few seconds until everything is sent.
 
         Returns:
-            A sentence for the user for each folder that was not sent completely.
+            A sentence for the user for each folder that was not sent completely; or one that says
+            where everything is.
         """
         results = [mirror.finish(EXIT_SECONDS / (1 + k)) for k, mirror in enumerate(self._mirrors)]
-        return [*self._not_started, *(sentence for sentence in results if sentence is not None)]
+        missing = [*self._not_started, *filter(None, results)]
+        if self._mirrors and not missing:
+            return [f"MLflow at {self._mirrors[-1].uri} has the results: flbench ui shows them."]
+        return missing
 
     def _announce_end(self, outcome: Outcome) -> None:
         if self._mirrors:
@@ -219,13 +218,6 @@ class Mirrors:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self._announce_end("finished")
-        else:
-            self._announce_end("killed" if issubclass(kind, KeyboardInterrupt) else "failed")
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        is_stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self._announce_end("finished" if kind is None else "killed" if is_stopped else "failed")

@@ -7,7 +7,7 @@ therefore files wait until everything else is sent, and one that is not stored k
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,11 +38,11 @@ MAX_TAG: Final = 8000
 """Characters of a parameter and a tag."""
 DIGEST: Final = 32  # characters of the hash of a data set; MLflow allows 36
 MAX_AWAY: Final = 2
-"""Files in sequence for which the store is not reached, or answers an error that may pass, after
-which the others are not tried: a server may take seconds for each."""
+"""Files in sequence for which the store is away or busy, after which the others are not tried: a
+server may take seconds for each."""
 SMALL_FILE: Final = 1_000_000  # bytes
 UPLOAD_SECONDS: Final = "60"  # for an answer to a larger file
-LONGEST_NAMES: Final = 80  # characters of names of files in a message
+LONGEST_NAMES: Final = 160  # characters of names of files in a message
 
 
 @dataclass
@@ -66,40 +66,25 @@ class NotSentError(UserError):
     """Something was not sent. The message says what, why, and what the user can do.
 
     Attributes:
-        is_reached: Whether the store was reached.
-        is_passing: Whether the same may succeed seconds later.
+        kind: See `Trouble`.
         is_of_files: Whether only files are missing: everything else was sent.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        is_reached: bool = True,
-        is_passing: bool = False,
-        is_of_files: bool = False,
-    ) -> None:
+    def __init__(self, message: str, kind: str, *, is_of_files: bool = False) -> None:
         super().__init__(message)
-        self.is_reached, self.is_passing, self.is_of_files = is_reached, is_passing, is_of_files
+        self.kind, self.is_of_files = kind, is_of_files
 
 
-@dataclass
 class _Run:
-    """What MLflow has of a node."""
+    """What MLflow has of a node, by its record; `node` is that which was sent completely."""
 
-    id: str
-    start: int
-    status: str
-    tags: dict[str, str]
-    params: dict[str, str]
-    metrics: dict[str, float]
-    node: Node | None = field(default=None)  # that which was sent completely
-
-    @classmethod
-    def of(cls, record: Any) -> "_Run":
-        data, info = record.data, record.info
-        parts = dict(data.tags), dict(data.params), dict(data.metrics)
-        return cls(info.run_id, info.start_time, info.status, *parts)
+    def __init__(self, record: Any) -> None:
+        self.id, self.start = record.info.run_id, record.info.start_time
+        self.status = record.info.status
+        self.tags: dict[str, str] = dict(record.data.tags)
+        self.params: dict[str, str] = dict(record.data.params)
+        self.metrics: dict[str, float] = dict(record.data.metrics)
+        self.node: Node | None = None
 
 
 class Sender:
@@ -121,12 +106,11 @@ class Sender:
         self._name, self._experiment = experiment, ""
         self._runs: dict[str, _Run] = {}
 
-    def send(self, outcome: Outcome | None, only: str | None = None) -> None:
+    def send(self, outcome: Outcome | None) -> None:
         """Send what MLflow does not have yet.
 
         Args:
             outcome: How the process that writes the folder ended; None while it runs.
-            only: Name of the only cell to send, with the nodes above it; None for everything.
 
         Raises:
             DataError: Parts of the folder are damaged, or MLflow refuses them. Everything else was
@@ -137,25 +121,20 @@ class Sender:
         nodes, damaged, experiment = tree(self._folder, outcome)
         if not self._experiment:
             self._open(self._name or experiment, nodes[0].key)
-        if only is not None:
-            nodes = [one for one in nodes if one.kind in ("comparison", "study", "method", "cell")]
-            nodes = [one for one in nodes if one.kind != "cell" or one.key.endswith(f"/{only}")]
-            methods = {one.parent for one in nodes if one.kind == "cell"}
-            nodes = [one for one in nodes if one.kind != "method" or one.key in methods]
         lines = dict.fromkeys(map(str, damaged))
-        for node in nodes:
-            run = self._runs.get(node.key)
-            if run is None or run.node != node:
-                with self._keeping(node, lines):
-                    self._send(node, lines)
-        not_stored = self._send_files(nodes)
+        sent = {key: run.node for key, run in self._runs.items()}
+        left = [node for node in nodes if node != sent.get(node.key)]
+        for node in left:
+            with self._keeping(node, lines):
+                self._send(node, lines)
+        not_stored = self._send_files([node for node in left if node.key in self._runs])
         self.is_finished = nodes[0].kind == "run" and nodes[0].status == "FINISHED"
         if lines:
             more = [] if not_stored is None else [str(not_stored)]
             raise DataError("\n".join([*lines, *more]))
         if not_stored is not None:
             raise not_stored
-        for node in nodes:
+        for node in left:
             self._runs[node.key].node = node
 
     def _open(self, experiment: str, key: str) -> None:
@@ -163,8 +142,13 @@ class Sender:
         number = self._store.experiment(experiment)
         for query in (f"= '{key}'", f"LIKE '{key}/%'"):
             for record in self._store.runs(number, f"tags.`{RUN_TAG}` {query}"):
-                self._runs[record.data.tags[RUN_TAG]] = _Run.of(self._checked(record))
+                self._add(record)
         self._experiment = number
+
+    def _add(self, record: Any) -> _Run:
+        """Add MLflow's record of a run, after a check of where its files are."""
+        self._store.address.check_artifacts(record.info.artifact_uri)
+        return self._runs.setdefault(record.data.tags[RUN_TAG], _Run(record))
 
     @contextmanager
     def _keeping(self, node: Node, lines: dict[str, None]) -> Iterator[None]:
@@ -173,42 +157,31 @@ class Sender:
             yield
         except errors.connection_errors() as error:
             trouble = errors.explain(error)
-            if not trouble.is_reached or trouble.is_passing:
+            if trouble.kind != "refused":
                 raise
-            lines[f"{self._folder}: MLflow refuses a part of {node.name} ({trouble.reason})."] = (
-                None
-            )
-
-    def _checked(self, record: Any) -> Any:
-        """Return MLflow's record of a run, after a check of where its files are."""
-        self._store.address.check_artifacts(record.info.artifact_uri)
-        return record
+            line = f"{self._folder}: MLflow refuses a part of {node.name} ({trouble.reason})."
+            lines[line] = None
 
     def _send(self, node: Node, lines: dict[str, None]) -> None:
         """Send everything but the files of a node."""
         run = self._runs.get(node.key) or self._make(node)
-        self._runs[node.key] = run
         if node.status == "RUNNING":
             self._set_status(run, node)
-        with self._keeping(node, lines):
-            self._send_params(run, node)
-        with self._keeping(node, lines):
-            self._send_metrics(run, node)
-        with self._keeping(node, lines):
-            self._send_data(run, node)
+        for send in (self._send_params, self._send_metrics, self._send_data):
+            with self._keeping(node, lines):
+                send(run, node)
         self._set_tags(run, {"kind": node.kind, **node.tags})
         self._set_status(run, node)
 
     def _make(self, node: Node) -> _Run:
         """Make a run."""
-        parent = self._runs[node.parent].id if node.parent else None
         tags = {RUN_TAG: node.key, "kind": node.kind, "mlflow.source.name": "flbench"}
-        tags |= {"mlflow.parentRunId": parent} if parent else {}
+        tags |= {"mlflow.parentRunId": self._runs[node.parent].id} if node.parent else {}
         record = self._client.create_run(
             self._experiment, start_time=node.started, tags=tags, run_name=node.name
         )
         self.sent.runs += 1
-        return _Run.of(self._checked(record))
+        return self._add(record)
 
     def _send_params(self, run: _Run, node: Node) -> None:
         """Send parameters. MLflow changes none: a later value becomes the tag `latest.NAME`."""
@@ -258,19 +231,11 @@ class Sender:
             return
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        inputs = [
-            DatasetInput(
-                Dataset(
-                    name=name,
-                    digest=digest[:DIGEST],
-                    source_type="local",
-                    source=f'{{"uri": "{name}"}}',
-                    profile=f'{{"classes": {classes}}}' if classes else "{}",
-                ),
-                [InputTag("mlflow.data.context", "training")],
-            )
-            for digest, (name, classes) in node.data.items()
-        ]
+        inputs = []
+        for digest, (name, classes) in node.data.items():
+            profile = f'{{"classes": {classes}}}' if classes else "{}"
+            data = Dataset(name, digest[:DIGEST], "local", f'{{"uri": "{name}"}}', profile=profile)
+            inputs.append(DatasetInput(data, [InputTag("mlflow.data.context", "training")]))
         self._client.log_inputs(run.id, inputs)  # it does not repeat those that are there
         self._set_tags(run, {DATA_TAG: known})
 
@@ -308,24 +273,17 @@ class Sender:
         failed: dict[Trouble, list[str]] = {}
         away: list[Trouble] = []  # of the last files, in sequence
         for node in nodes:
-            run = self._runs.get(node.key)
-            if run is None or run.node == node:
-                continue
-            there = set(run.tags.get(FILES_TAG, "").split())
-            stored = {file.digest for file in node.files if file.digest in there}
+            run = self._runs[node.key]
+            stored = {file.digest for file in node.files} & {*run.tags.get(FILES_TAG, "").split()}
             try:
-                for file in node.files:
-                    if file.digest in stored:
-                        continue
+                for file in (one for one in node.files if one.digest not in stored):
                     trouble = away[-1] if len(away) >= MAX_AWAY else self._try(run, file)
                     if trouble is None:
                         stored.add(file.digest)
                         self.sent.files += 1
                     else:
-                        name = f"{node.name}: {file.name}" if len(nodes) > 1 else file.name
-                        failed.setdefault(trouble, []).append(name)
-                    is_away = trouble and (trouble.is_passing or not trouble.is_reached)
-                    away = [*away, trouble] if trouble and is_away else []
+                        failed.setdefault(trouble, []).append(f"{node.name}: {file.name}")
+                    away = [*away, trouble] if trouble and trouble.kind != "refused" else []
             finally:
                 known = " ".join(file.digest for file in node.files if file.digest in stored)
                 if known:
@@ -334,22 +292,22 @@ class Sender:
                     self.sent.tags = counted
         if not failed:
             return None
-        shown = self._store.address.shown
         said = [
-            f"MLflow at {shown} did not store {_listed(names)} ({one.reason}). {one.cure}."
+            f"MLflow at {self._store.address.shown} did not store {len(names):,} files:"
+            f" {shortened(one_line(', '.join(names)), LONGEST_NAMES)} ({one.reason}). {one.cure}."
             for one, names in failed.items()
         ]
-        is_passing = any(one.is_passing for one in failed)
-        return NotSentError("\n".join(said), is_passing=is_passing, is_of_files=True)
+        is_passing = any(one.kind != "refused" for one in failed)
+        kind = "busy" if is_passing else "refused"
+        return NotSentError("\n".join(said), kind, is_of_files=True)
 
     def _try(self, run: _Run, file: File) -> Trouble | None:
         """Send a file, and return why it was not stored; None if it was, or is gone."""
         folder, _, name = file.name.rpartition("/")
         with TemporaryDirectory() as place:
-            path = file.content
-            if isinstance(path, bytes):
-                path = Path(place) / name
-                path.write_bytes(file.content)  # type: ignore[arg-type]
+            path = file.content if isinstance(file.content, Path) else Path(place) / name
+            if isinstance(file.content, bytes):
+                path.write_bytes(file.content)
             files.check_no_link(path)
             if not path.is_file():
                 return None
@@ -365,15 +323,3 @@ class Sender:
 def _digest(points: Sequence[Point]) -> str:
     """Return the hash of points, nothing for none."""
     return sha256(repr(list(points)).encode()).hexdigest()[:16] if points else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return the number of files and the first names."""
-    shown: list[str] = []
-    for name in names:
-        shown.append(shortened(one_line(name), LONGEST_NAMES))
-        if sum(map(len, shown)) > LONGEST_NAMES:
-            break
-    more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
-    count = f"{len(names):,} files" if len(names) > 1 else "1 file"
-    return f"{count}: {', '.join(shown)}{more}"

@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
@@ -28,8 +27,8 @@ FOLDER_VARIABLE: Final = "MLFLOW_ALLOW_FILE_STORE"
 TIMEOUT_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 RETRIES_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 DATABASE_SERVERS: Final = ("postgresql", "mysql", "mssql")
-OWN_FOLDERS: Final = ("mlflow", "artifacts")
-"""Folders of the files of a database that nobody has named."""
+CREDENTIALS: Final = ("TOKEN", "USERNAME", "PASSWORD", "AUTH", "AWS_SIGV4", "CLIENT_CERT_PATH")
+"""Variables `MLFLOW_TRACKING_...` with what MLflow sends to any server."""
 GIVE: Final = "--uri ADDRESS for flbench sync, tracking.uri=ADDRESS for flbench run, compare, tune"
 LOCK_SECONDS: Final = 20.0  # a database of SQLite may be locked; MLflow waits as long
 ENVIRONMENT: Final = {
@@ -42,7 +41,7 @@ ENVIRONMENT: Final = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 """Variables that configure MLflow. A value in the user's environment has precedence."""
-_set_here: set[str] = set()  # variables of the environment that the user has not set
+_OF_USER: Final = frozenset(os.environ)
 
 
 def installed() -> bool:
@@ -109,10 +108,7 @@ class Address:
             return
         file = database_file(self.uri)
         own = file.absolute().parent if file is not None else _path(self.uri) or Path.cwd()
-        # The folder of a project may have been moved or copied with its database.
-        is_moved = self.named_by == "nobody" and folder is not None and _is_own(folder)
-        is_below = folder is not None and folder.resolve().is_relative_to(own.resolve())
-        if folder is None or not (is_moved or is_below):
+        if folder is None or not folder.resolve().is_relative_to(own.resolve()):
             raise ConfigError(
                 f"{self.uri} keeps files at {shown}, which is not below its own folder, and you"
                 f" have not named it. If it is yours, give it yourself: {GIVE}."
@@ -142,23 +138,60 @@ def address(uri: str | None, named_by: NamedBy = "user") -> Address:
             address is one of a folder or file and not the user's own; or MLflow keeps nothing
             there.
     """
-    in_environment = os.environ.get(ADDRESS_VARIABLE)
-    if not uri and not in_environment:
-        return Address(_of_file(Path.cwd() / "mlflow" / "flbench.db"), "nobody")
-    found = _trusted(uri, named_by, in_environment) if uri else str(in_environment)
-    _check_keeps(found)
+    of_user = os.environ.get(ADDRESS_VARIABLE)
+    if not uri and not of_user:
+        file = Path.cwd() / "mlflow" / "flbench.db"
+        if {*"?#%"} & {*str(file)}:
+            raise ConfigError(
+                f"{file} cannot be an address of MLflow because of `?`, `#` or `%`. Choose another"
+                f" working directory, or another store: {GIVE}."
+            )
+        return Address(f"sqlite:///{file}", "nobody")
+    found = _trusted(uri, named_by, of_user) if uri else str(of_user)
+    shown = redact_address(found)
+    cure = f"Give the file of a database, sqlite:///FILE: {GIVE}; or set ${ADDRESS_VARIABLE}"
+    scheme, colon, rest = found.partition(":")
+    path = rest.partition("?")[0].lstrip("/")
+    if scheme.partition("+")[0] == "sqlite" and (not path or ":memory:" in rest):
+        raise ConfigError(f"{shown} is a database in memory, which ends with the process. {cure}.")
+    is_folder = scheme == "file" if colon else is_of_this_machine(found)
+    if is_folder and os.environ.get(FOLDER_VARIABLE, "").lower() not in ("true", "1"):
+        raise ConfigError(
+            f"{shown} is a folder, in which MLflow 3.13 and later keep no runs. {cure}.\nTo go on"
+            f" with a folder, convert it (mlflow migrate-filestore) or set {FOLDER_VARIABLE}=true."
+        )
     return Address(found, named_by)
 
 
-def _trusted(uri: str, named_by: NamedBy, in_environment: str | None) -> str:
-    """Return an address that was named, completed by its secrets, if it may be used."""
+def _trusted(uri: str, named_by: NamedBy, of_user: str | None) -> str:
+    """Return an address that was named, completed by its secrets, if it may be used.
+
+    Args:
+        uri: The address.
+        named_by: Who names it.
+        of_user: The address in the environment.
+    """
     shown = redact_address(uri)
-    if named_by != "user" and in_environment and _place(shown) == _place(in_environment):
-        return in_environment
-    found = _completed(uri, in_environment)
+    if named_by != "user" and of_user and _place(shown) == _place(of_user):
+        return of_user
+    found, bare = uri, without_user(uri)
+    if MASK in uri:
+        given = {name for name in CREDENTIALS[:3] if os.environ.get(f"MLFLOW_TRACKING_{name}")}
+        is_http = urlsplit(uri).scheme in HTTP
+        if of_user and redact_address(of_user) == uri:
+            found = of_user
+        elif is_http and MASK not in bare and ("TOKEN" in given or len(given) == 2):
+            found = bare  # MLflow adds the credentials to its requests
+        else:
+            raise ConfigError(
+                f"the password of {uri} is not stored in the run folder. Set ${ADDRESS_VARIABLE} to"
+                " the complete address, or for a server $MLFLOW_TRACKING_USERNAME and"
+                f" $MLFLOW_TRACKING_PASSWORD, or give the address again: {GIVE}."
+            )
     if named_by == "user" or is_of_this_machine(found):
         return found
-    if named_by == "file" and not _any_credentials():
+    is_bare = not any(os.environ.get(f"MLFLOW_TRACKING_{name}") for name in CREDENTIALS)
+    if named_by == "file" and is_bare and not Path("~/.mlflow/credentials").expanduser().exists():
         return found
     what = "results" if named_by == "folder" else "credentials of MLflow"
     raise ConfigError(
@@ -173,56 +206,6 @@ def _place(uri: str) -> str:
     return without_user(redact_address(uri)).rstrip("/").lower()
 
 
-def _check_keeps(uri: str) -> None:
-    """Raise a ConfigError if an address is a database in memory or a folder: MLflow keeps none."""
-    shown = redact_address(uri)
-    cure = f"Give the file of a database, sqlite:///FILE: {GIVE}; or set ${ADDRESS_VARIABLE}"
-    scheme, colon, rest = uri.partition(":")
-    path = rest.partition("?")[0].lstrip("/")
-    if scheme.partition("+")[0] == "sqlite" and (not path or ":memory:" in rest):
-        raise ConfigError(f"{shown} is a database in memory, which ends with the process. {cure}.")
-    is_folder = scheme == "file" if colon else is_of_this_machine(uri)
-    if is_folder and os.environ.get(FOLDER_VARIABLE, "").lower() not in ("true", "1"):
-        raise ConfigError(
-            f"{shown} is a folder, in which MLflow 3.13 and later keep no runs. {cure}.\nTo go on"
-            f" with a folder, convert it (mlflow migrate-filestore) or set {FOLDER_VARIABLE}=true."
-        )
-
-
-def _completed(uri: str, in_environment: str | None) -> str:
-    """Return an address with the secrets that the environment has for it."""
-    if MASK not in uri:
-        return uri
-    if in_environment and redact_address(in_environment) == uri:
-        return in_environment
-    is_http = urlsplit(uri).scheme in HTTP
-    bare = without_user(uri)
-    if is_http and MASK not in bare and _has_credentials():
-        return bare  # MLflow adds the credentials to its requests
-    others = " (or $MLFLOW_TRACKING_USERNAME and $MLFLOW_TRACKING_PASSWORD)" if is_http else ""
-    raise ConfigError(
-        f"the password of {uri} is not stored in the run folder. Set ${ADDRESS_VARIABLE} to the"
-        f" complete address{others}, or give the address again: {GIVE}."
-    )
-
-
-def _has_credentials() -> bool:
-    """Return whether the environment has credentials that MLflow sends to any server."""
-    given = {name for name in ("USERNAME", "PASSWORD", "TOKEN") if _of_tracking(name)}
-    return "TOKEN" in given or len(given) == 2
-
-
-def _any_credentials() -> bool:
-    """Return whether MLflow has credentials that it sends to any server."""
-    names = ("USERNAME", "PASSWORD", "TOKEN", "AUTH", "AWS_SIGV4", "CLIENT_CERT_PATH")
-    in_environment = any(map(_of_tracking, names))
-    return in_environment or Path("~/.mlflow/credentials").expanduser().exists()
-
-
-def _of_tracking(name: str) -> str | None:
-    return os.environ.get(f"MLFLOW_TRACKING_{name}")
-
-
 def database_file(uri: str) -> Path | None:
     """Return the file of an SQLite database; None for any other store.
 
@@ -232,23 +215,6 @@ def database_file(uri: str) -> Path | None:
     scheme, _, rest = uri.partition(":///")
     path = unquote(rest.partition("?")[0])
     return Path(path) if scheme.split("+")[0] == "sqlite" and path else None
-
-
-def _of_file(file: Path) -> str:
-    """Return the address of an SQLite database; `?`, `#` and `%` of the path are encoded."""
-    path = str(file)
-    for character in "%?#":
-        path = path.replace(character, f"%{ord(character):02X}")
-    return f"sqlite:///{path}"
-
-
-def for_mlflow(uri: str) -> str:
-    """Return the address that MLflow gets.
-
-    MLflow does not decode the path of `sqlite:` where it makes the folder of a database, and would
-    make another one. With the name of the driver it makes none; flbench makes the right one.
-    """
-    return uri.replace("sqlite:", "sqlite+pysqlite:", 1) if "%" in uri else uri
 
 
 def artifact_location(uri: str) -> str | None:
@@ -275,11 +241,6 @@ class Store:
 
     client: Any
     address: Address
-
-    @property
-    def uri(self) -> str:
-        """Its address as a text."""
-        return self.address.uri
 
     def experiment(self, name: str) -> str:
         """Return the id of an experiment, which is made if it does not exist.
@@ -324,11 +285,6 @@ def _path(location: str) -> Path | None:
         is_path = parts.scheme == "file" and parts.netloc in ("", "localhost")
         return Path(unquote(parts.path)) if is_path else None
     return Path(unquote(location.removeprefix("file:")))
-
-
-def _is_own(folder: Path) -> bool:
-    """Return whether a path is that of the files of a database `mlflow/flbench.db`."""
-    return any(pair == OWN_FOLDERS for pair in pairwise(folder.resolve().parts))
 
 
 def _check_is_store(address: Address) -> None:
@@ -380,9 +336,7 @@ def open_store(address: Address | str) -> Store:
     address = Address(address) if isinstance(address, str) else address
     _check_is_store(address)
     for name, value in ENVIRONMENT.items():
-        if name not in os.environ:
-            os.environ[name] = value
-            _set_here.add(name)
+        os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
     # It prints the traceback of an error that it raises too.
@@ -395,7 +349,7 @@ def open_store(address: Address | str) -> Store:
         with create_engine(address.uri, poolclass=NullPool).connect():
             pass
     with _exclusive(address.uri):
-        client = MlflowClient(tracking_uri=for_mlflow(address.uri))
+        client = MlflowClient(tracking_uri=address.uri)
         client.search_experiments(max_results=1)  # makes the tables
     return Store(client, address)
 
@@ -407,21 +361,15 @@ def settings(values: Mapping[str, str]) -> Iterator[None]:
     Args:
         values: Variables of the environment. One that the user has set keeps its value.
     """
-    mine = {
-        name: value for name, value in values.items() if name not in os.environ or name in _set_here
-    }
-    before = {name: os.environ.get(name) for name in mine}
+    mine = {name: value for name, value in values.items() if name not in _OF_USER}
+    before = {name: os.environ[name] for name in mine if name in os.environ}
     os.environ.update(mine)
-    _set_here.update(mine)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-                _set_here.discard(name)
-            else:
-                os.environ[name] = value
+        for name in mine:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ part that is damaged leaves out that part alone.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -24,8 +24,8 @@ from flbench.core.text import printable
 from flbench.jobs.folder import read_failures
 from flbench.results import study_folder
 from flbench.results.study_folder import PERSONAL, Header, Trial
-from flbench.tracking import measures, view
-from flbench.tracking.artifacts import OF_TRIAL, File, Files
+from flbench.tracking import artifacts, measures, view
+from flbench.tracking.artifacts import File, Files
 from flbench.tracking.measures import Point
 from flbench.tracking.mirror import Outcome
 
@@ -33,7 +33,7 @@ STATUS: Final = {"failed": "FAILED", "killed": "KILLED", "finished": "KILLED"}
 """MLflow's status of what is not finished, by how the process that wrote it has ended."""
 ENDED: Final = "ENDED"
 """Status of what is not finished, and it is not known why: that of MLflow stays, or is KILLED."""
-TRIAL_STATUS: Final = {"finished": "FINISHED", "stopped": "KILLED", "running": "RUNNING"}
+TRIAL_STATUS: Final = {"finished": "FINISHED", "stopped": "KILLED"}
 SETTINGS: Final = (
     *("metric", "deployment", "search", "scheduler"),
     *("trials", "rounds", "seeds", "vary", "seed"),
@@ -41,7 +41,6 @@ SETTINGS: Final = (
 """Entries of study.json that are parameters of its node."""
 OF_ONE: Final = ("seed", "partition.seed", "tracking.", "output.")
 """Parameters that no node above several trainings has."""
-LONGEST: Final = 500  # characters of a tag
 _NOT_IN_ID: Final = re.compile("[%'\"`\\\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -94,19 +93,13 @@ class Tree(NamedTuple):
     experiment: str = ""
 
 
-class Kept:
-    """Errors about parts of a folder, kept until everything else is read."""
-
-    def __init__(self) -> None:
-        self.errors: list[DataError] = []
-
-    @contextmanager
-    def keep(self) -> Iterator[None]:
-        """Keep a DataError inside the context, which ends there."""
-        try:
-            yield
-        except DataError as error:
-            self.errors.append(error)
+@contextmanager
+def _keeping(errors: list[DataError]) -> Iterator[None]:
+    """Add a DataError inside the context, which ends there, to a list."""
+    try:
+        yield
+    except DataError as error:
+        errors.append(error)
 
 
 def identifier(name: str) -> str:
@@ -171,10 +164,9 @@ def training(folder: Path, *, is_over: bool, metric: str = "", deployment: str =
     Raises:
         DataError: Its config.yaml is damaged or missing.
     """
-    files = [*folder.iterdir(), *folder.glob("checkpoints/*")]
     # A file that is being replaced is there the next time.
     versions = []
-    for file in sorted(files):
+    for file in sorted([*folder.iterdir(), *folder.glob("checkpoints/*")]):
         with suppress(FileNotFoundError):
             versions.append((str(file), file.lstat().st_mtime_ns, file.lstat().st_size))
     is_over = is_over or (folder / "summary.json").is_file()
@@ -183,46 +175,49 @@ def training(folder: Path, *, is_over: bool, metric: str = "", deployment: str =
 
 @lru_cache(maxsize=4096)
 def _training(folder: Path, versions: object, is_over: bool, metric: str, deployment: str) -> Tree:
+    errors: list[DataError] = []
     config = read_yaml(folder / "config.yaml", required=True)
     with as_data_error(folder / "config.yaml"):
-        dataset, model = str(config["data"]["name"]), str(config["model"]["name"])
-        tags = {"method": str(config["algorithm"]["name"]), "dataset": dataset, "model": model}
+        tags = {key: str(config[key]["name"]) for key in ("algorithm", "data", "model")}
+        tags = {"method": tags["algorithm"], "dataset": tags["data"], "model": tags["model"]}
         tags["seed"] = str(config["seed"])
-        experiment = f"{dataset}-{config['partition']['scheme']}"
+        experiment = f"{tags['dataset']}-{config['partition']['scheme']}"
         best = config.get("evaluation", {}).get("best") or {}
         metric = metric or str(best.get("metric") or "accuracy")
-    kept, provenance, about = Kept(), {}, {}
-    with kept.keep():
+    provenance: Mapping[str, Any] = {}
+    data: dict[str, tuple[str, int]] = {}
+    curves: list[Point] = []
+    values: list[Point] = []
+    with _keeping(errors):
         provenance = read_json(folder / "provenance.json")
         if module := provenance.get("module"):  # it makes its own optimizer
             train = {key: value for key, value in config["train"].items() if key != "optimizer"}
             config = {**config, "train": train, "module": module}
         if revision := provenance.get("git_revision"):
             tags["mlflow.source.git.commit"] = str(revision)
-    data = {}
-    with kept.keep():
+    with _keeping(errors):
         about = read_json(folder / "partition.json")
         tags |= {"partition": str(about["hash"])} if "hash" in about else {}
         data = _data(folder)
-    curves: list[Point] = []
-    with kept.keep():
+    with _keeping(errors):
         curves = measures.curves(folder / "metrics.csv", metric, deployment)
-    values: list[Point] = []
-    with kept.keep():
+    with _keeping(errors):
         values = measures.values(folder, metric, deployment, len({name for name, _, _ in curves}))
     files = Files()
     if folder.parents[1].name == "trials" and study_folder.is_study(folder.parents[2]):
-        files.add(folder, OF_TRIAL)
+        files.add(folder, artifacts.OF_TRIAL)
     else:
-        for add in (files.add_run, *((files.add_results,) if is_over else ())):
-            with kept.keep():
-                add(folder)
-    started, ended = _times(folder, provenance, kept)
+        files.add(folder, artifacts.OF_RUN)
+        with _keeping(errors):
+            files.add_partition(folder)
+        if is_over:
+            files.add(folder, artifacts.OF_RESULTS)
+            files.add_checkpoints(folder)
+            with _keeping(errors):
+                files.add_shown(folder / f"{name}.csv" for name in artifacts.SHOWN_OF_RUN)
+    started, ended = _times(folder, provenance, errors)
     node = Node(
-        "",
-        "",
-        "run",
-        started,
+        *("", "", "run", started, None),
         status="FINISHED" if (folder / "summary.json").is_file() else "",
         ended=ended,
         tags=tags | files.tags,
@@ -232,7 +227,7 @@ def _training(folder: Path, versions: object, is_over: bool, metric: str, deploy
         files=files.found,
         data=data,
     )
-    return Tree([node], kept.errors, experiment)
+    return Tree([node], errors, experiment)
 
 
 def params_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -255,22 +250,23 @@ def _data(folder: Path) -> dict[str, tuple[str, int]]:
         return {digest: (str(about["dataset"]), len(about.get("classes", ())))} if about else {}
 
 
-def _times(folder: Path, provenance: Mapping[str, Any], kept: Kept) -> tuple[int, int | None]:
+def _times(
+    folder: Path, provenance: Mapping[str, Any], errors: list[DataError]
+) -> tuple[int, int | None]:
     """Return when a run began and ended, in ms since 1970.
 
     For a finished run, interruptions are left out, so that the duration in MLflow is the time that
     the run took.
     """
-    started = _written(folder / "config.yaml")
-    with kept.keep(), as_data_error(folder / "provenance.json"):
-        if "started" in provenance:
-            started = milliseconds(provenance["started"])
-    with kept.keep():
-        if summary := read_json(folder / "summary.json"):
-            with as_data_error(folder / "summary.json"):
-                return started, started + int(1000 * summary["seconds"]["total"])
-    there = [file for name in ("metrics.csv", "config.yaml") if (file := folder / name).is_file()]
-    return started, _written(there[0])
+    begun, changed = folder / "config.yaml", folder / "metrics.csv"
+    started, ended = _written(begun), _written(changed if changed.is_file() else begun)
+    with _keeping(errors), as_data_error(folder / "provenance.json"):
+        started = milliseconds(provenance.get("started")) or started
+    with _keeping(errors):
+        summary = read_json(folder / "summary.json")
+        with as_data_error(folder / "summary.json"):
+            ended = started + int(1000 * summary["seconds"]["total"]) if summary else ended
+    return started, ended
 
 
 def _written(file: Path) -> int:
@@ -278,9 +274,9 @@ def _written(file: Path) -> int:
     return int(file.stat().st_mtime * 1000)
 
 
-def milliseconds(time: str) -> int:
-    """Return a time in ISO 8601 format as milliseconds since 1970-01-01 UTC."""
-    return round(datetime.fromisoformat(time).timestamp() * 1000)
+def milliseconds(time: str | None) -> int:
+    """Return a time in ISO 8601 format as milliseconds since 1970-01-01 UTC; 0 for None."""
+    return 0 if time is None else round(datetime.fromisoformat(time).timestamp() * 1000)
 
 
 class _Campaign:
@@ -296,32 +292,26 @@ class _Campaign:
 
     def __init__(self, folder: Path, unfinished: str) -> None:
         self._folder, self._unfinished = folder, unfinished
-        self._kept = Kept()
+        self._errors: list[DataError] = []
         self._study: Header | None = None
-        self._cells: list[tuple[CellEntry, Path]] = []
-        self._failures: Mapping[str, str] = {}
-        self._about: Mapping[str, Any] = {}
-        marker = folder / MARKER
+        self._about, self._failures = read_json(folder / MARKER), read_failures(folder)
+        self._cells = read_cells(folder) if self._about else []
+        marker, self._metric, self._deployment = folder / MARKER, "", PERSONAL
         if study_folder.is_study(folder):
             self._study, marker = study_folder.read_header(folder), folder / "study.json"
-        if is_comparison(folder):
-            self._about, self._failures = read_json(folder / MARKER), read_failures(folder)
-            self._cells = [(one, folder / "cells" / one.name) for one in read_cells(folder)]
+            self._metric, self._deployment = self._study.metric, self._study.deployment
         with as_data_error(marker):
-            self._name = self._study.id if self._study else str(self._about["id"])
-            created = self._study.created if self._study else self._about["created"]
-            self._key, self._started = identifier(self._name), milliseconds(created)
-        self._metric = self._study.metric if self._study else ""
-        self._deployment = self._study.deployment if self._study else PERSONAL
-        self._places = len({cell.place for cell, _ in self._cells})
+            about = vars(self._study) if self._study else self._about
+            self._name, self._started = str(about["id"]), milliseconds(about["created"])
+        self._key = identifier(self._name)
+        self._best: dict[str, str] = {}  # tags with the best parameters of the methods
+        self._has_places = len({cell.place for cell in self._cells}) > 1
 
     def tree(self) -> Tree:
         """Return the nodes of the folder."""
-        methods = dict.fromkeys(cell.method for cell, _ in self._cells)
-        if self._study:
-            methods = dict.fromkeys((*self._study.methods, *methods))
-        below = [*self._cells_begun()]
-        trials = [*self._trials()]
+        searched = self._study.methods if self._study else ()
+        methods = dict.fromkeys((*searched, *(cell.method for cell in self._cells)))
+        trials, below = [*self._trials()], [*self._cells_begun()]
         above: list[Node] = []
         for number, method in enumerate(methods):
             own = [trial for trial, _ in trials if trial.method == method.removesuffix(" tuned")]
@@ -329,19 +319,18 @@ class _Campaign:
             colour = view.COLOURS[number % len(view.COLOURS)]
             above.append(replace(node, tags={**node.tags, view.COLOUR_TAG: colour}))
         below += [node for _, node in trials]
-        sets = dict.fromkeys(cell.data for cell, _ in self._cells)
-        schemes = dict.fromkeys(cell.scheme for cell, _ in self._cells)
+        sets, schemes = ({getattr(c, k): 0 for c in self._cells} for k in ("data", "scheme"))
         experiment = f"{'+'.join(sets)}-{'+'.join(schemes)}"[:200]
         if self._study:
             experiment = f"{self._study.dataset}-{self._study.scheme}"
-        return Tree([self._root(above, below), *above, *below], self._kept.errors, experiment)
+        return Tree([self._root(above, below), *above, *below], self._errors, experiment)
 
     def _cells_begun(self) -> Iterator[Node]:
         """Yield the nodes of the cells that have begun."""
-        for cell, path in self._cells:
-            if (path / "config.yaml").is_file():
-                with self._kept.keep():
-                    yield self._cell(cell, path)
+        for cell in self._cells:
+            if (self._folder / "cells" / cell.name / "config.yaml").is_file():
+                with _keeping(self._errors):
+                    yield self._cell(cell, self._folder / "cells" / cell.name)
 
     def _cell(self, cell: CellEntry, path: Path) -> Node:
         """Return the node of a cell."""
@@ -350,15 +339,12 @@ class _Campaign:
             status = "FAILED"
         elif (path / "summary.json").is_file():
             status = "FINISHED"
-        elif self._unfinished != "RUNNING" or is_locked(path):
-            status = self._unfinished
-        else:  # it waits to be continued
-            status = ENDED
-        node = self._training(path, is_over=status != "RUNNING")
+        else:  # one that nobody trains waits to be continued
+            is_live = self._unfinished != "RUNNING" or is_locked(path)
+            status = self._unfinished if is_live else ENDED
         # MLflow's tables show only the first characters: they must tell the runs apart.
-        words = [cell.name.rpartition("-")[2], cell.method]
-        words += [cell.place] if self._places > 1 else []
-        tags = {"method": cell.method, "setting": cell.place} | _reason(reason)
+        words = [cell.name.rpartition("-")[2], cell.method, *([cell.place] * self._has_places)]
+        node = self._training(path, is_over=status != "RUNNING")
         return replace(
             node,
             key=f"{self._key}/cells/{identifier(cell.name)}",
@@ -366,19 +352,19 @@ class _Campaign:
             kind="cell",
             parent=self._method_key(cell.method),
             status=status,
-            tags={**node.tags, **tags},
+            tags={**node.tags, "method": cell.method, "setting": cell.place} | _reason(reason),
         )
 
     def _training(self, path: Path, *, is_over: bool) -> Node:
         """Read a run folder, and keep its errors."""
         found = training(path, is_over=is_over, metric=self._metric, deployment=self._deployment)
-        self._kept.errors += found.errors
+        self._errors += found.errors
         return found.nodes[0]
 
     def _trials(self) -> Iterator[tuple[Trial, Node]]:
         """Yield the trials with their nodes."""
         for file in sorted(self._folder.glob("trials/*/*/trial.json")):
-            with self._kept.keep():
+            with _keeping(self._errors):
                 trial = study_folder.read_trial(file)
                 if self._study is None or trial.method not in self._study.methods:
                     raise DataError(
@@ -390,13 +376,12 @@ class _Campaign:
     def _trial(self, trial: Trial, path: Path) -> Node:
         """Return the node of a trial."""
         is_running = trial.state == "running"
-        status = self._unfinished if is_running else TRIAL_STATUS.get(trial.state, "FAILED")
         node = Node("", "", "trial", self._started)  # it may be refused before it has a run folder
         if (path / "config.yaml").is_file():
             node = self._training(path, is_over=not is_running)
-        has_score = trial.score is not None and not is_running
+        score = None if is_running else trial.score
         with as_data_error(path / "trial.json"):
-            started, ended = (one and milliseconds(one) for one in (trial.started, trial.ended))
+            started, ended = milliseconds(trial.started), milliseconds(trial.ended)
         return replace(
             node,
             key=f"{self._key}/trials/{identifier(trial.method)}/{path.name}",
@@ -404,11 +389,11 @@ class _Campaign:
             kind="trial",
             started=started or node.started,
             parent=self._method_key(trial.method),
-            status=status,
+            status=self._unfinished if is_running else TRIAL_STATUS.get(trial.state, "FAILED"),
             ended=ended or None,
             tags={"method": trial.method, "state": trial.state} | _reason(trial.reason),
             params={key: measures.text(value) for key, value in trial.params.items()},
-            points=[Point("score", trial.score or 0.0, trial.round)] if has_score else [],
+            points=[] if score is None else [Point("score", score, trial.round)],
             data={},
         )
 
@@ -421,113 +406,118 @@ class _Campaign:
         MLflow cannot delete a mean of fewer cells, so they are sent when no cell is left. The score
         of `METHOD` is that of its default parameters, and of `METHOD tuned` that of the best ones.
         """
-        names = [cell.name for cell, _ in self._cells if cell.method == method]
+        names = [cell.name for cell in self._cells if cell.method == method]
         finished = [node for node in cells if node.status == "FINISHED"]
         left = len(names) - len(finished) - len(self._failures.keys() & set(names))
         points = measures.means([node.points for node in finished]) if not left else []
-        if self._places > 1 and not left:
+        if self._has_places and not left:
             for place in dict.fromkeys(node.tags["setting"] for node in finished):
                 mine = [one.points[:1] for one in finished if one.tags["setting"] == place]
-                names_of = f"/{measures.safe(place)}"
-                points += [one._replace(name=one.name + names_of) for one in measures.means(mine)]
+                points += _renamed(measures.means(mine), place)
         over = [one for one in trials if one.state != "running"]
         scores = {one.index: one.score for one in over if one.score is not None}
-        best = None
+        best, is_searched = None, False
         if self._study:
+            is_searched = method in self._study.methods
             left += max(0, self._study.trials - len(over))
             best = study_folder.best_trial(over) if not left else None
+            if best is not None:
+                values = (f"{key}={measures.text(one)}" for key, one in best.params.items())
+                self._best[f"best.{measures.safe(best.method)}"] = ", ".join(values)
             left += max(0, self._study.seeds - len(names))
-            index = best.index if best and method not in self._study.methods else 0
+            index = best.index if best and not is_searched else 0
             if index in scores and not left:
                 points = [*points, Point("score", scores[index], len(over))]
-        is_searched = self._study is not None and method in self._study.methods
-        curve = [Point("search/score", score, index) for index, score in scores.items()]
         status = self._unfinished if left else "FINISHED"
         return Node(
-            self._method_key(method),
-            printable(method),
-            "method",
-            self._started,
-            self._key,
-            "FAILED" if not left and len(finished) < len(names) else status,
-            self._last_change(cells),
-            {"method": method} | ({} if best is None else {"best_trial": f"{best.index:03d}"}),
-            _shared(finished) if not left else {},
-            points,
-            curve if is_searched else (),
+            *(self._method_key(method), printable(method), "method", self._started, self._key),
+            status="FAILED" if not left and len(finished) < len(names) else status,
+            ended=self._last_change(cells),
+            tags={"method": method} | ({} if best is None else {"best_trial": f"{best.index:03d}"}),
+            params={"method": method} | (_shared(finished) if not left else {}),
+            points=points,
+            curves=[Point("search/score", scores[k], k) for k in scores] if is_searched else (),
         )
 
     def _root(self, methods: Sequence[Node], below: Sequence[Node]) -> Node:
         """Return the node of the whole: the figures of its methods, its report, its data sets."""
-        status = self._unfinished
-        if all(node.status in ("FINISHED", "FAILED") for node in methods):
-            is_failed = any(node.status == "FAILED" for node in methods)
-            status = "FAILED" if is_failed else "FINISHED"
-        files = Files()
+        files, states = Files(), {node.status for node in methods}
+        status = "FAILED" if "FAILED" in states else "FINISHED"
+        if states - {"FINISHED", "FAILED"}:
+            status = self._unfinished
         report: dict[str, Any] = {}
-        cells = [node for node in below if node.kind == "cell" and node.status == "FINISHED"]
-        with self._kept.keep():
+        with _keeping(self._errors):
             read = read_json(self._folder / "report.json")
             with as_data_error(self._folder / "report.json"):
                 first = [dict(one) for one in read.get("leaderboard") or ()][:1]
-                answer = [str(one) for one in read.get("answer") or ()]
-                report = {"metric": read.get("metric"), "leaderboard": first, "answer": answer}
-        ranked = measures.named(
-            self._metric or str(report.get("metric") or "accuracy"), self._deployment
-        )
-        tags = {"metric": ranked}
+                answer = " ".join(str(one) for one in read.get("answer") or ())
+                report = {"metric": read.get("metric"), "row": [*first, {}][0], "answer": answer}
+        metric = self._metric or str(report.get("metric") or "accuracy")
+        ranked = measures.named(metric, self._deployment)
+        tags = {"metric": ranked, **self._best}
+        cells = [node for node in below if node.kind == "cell" and node.status == "FINISHED"]
+        shared: Mapping[str, str] = {}
         if self._unfinished != "RUNNING":  # the report is written at the end
-            for add in (files.add_partition, files.add_report):
-                with self._kept.keep():
-                    add(self._folder)
+            shared = _shared(cells)
+            with _keeping(self._errors):
+                files.add_partition(self._folder)
+            files.add(self._folder, artifacts.OF_CAMPAIGN)
+            shown = (self._folder / f"tables/{name}.csv" for name in artifacts.SHOWN_OF_CAMPAIGN)
+            with _keeping(self._errors):
+                files.add_shown(shown)
             if report.get("answer"):
                 # MLflow's page of the run shows the answer as its description.
-                tags["mlflow.note.content"] = _short(" ".join(report["answer"]), 4000)
-        params = {key: measures.text(getattr(self._study, key)) for key in SETTINGS if self._study}
-        if not self._study:
+                tags["mlflow.note.content"] = _short(report["answer"], 4000)
+        if self._study:
+            params = {key: measures.text(getattr(self._study, key)) for key in SETTINGS}
+        else:
             params = {key: measures.text(self._about.get(key)) for key in ("seeds", "vary")}
-            shared = _shared(cells) if self._unfinished != "RUNNING" else {}
             params |= {key: one for key, one in shared.items() if not key.startswith("algorithm.")}
         data = {digest: entry for node in below for digest, entry in node.data.items()}
-        with self._kept.keep():
+        with _keeping(self._errors):
             data |= _data(self._folder)
         return Node(
-            self._key,
-            printable(self._name),
-            "study" if self._study else "comparison",
+            *(self._key, printable(self._name), "study" if self._study else "comparison"),
             self._started,
-            None,
-            status,
-            self._last_change(below),
-            tags | files.tags,
-            params,
-            self._of_methods(methods, ranked, report),
-            (),
-            files.found,
-            data,
+            status=status,
+            ended=self._last_change(below),
+            tags=tags | files.tags,
+            params=params,
+            points=self._of_methods(methods, ranked, report.get("row", {})),
+            files=files.found,
+            data=data,
         )
 
     def _of_methods(
-        self, methods: Sequence[Node], ranked: str, report: Mapping[str, Any]
+        self, methods: Sequence[Node], ranked: str, row: Mapping[str, Any]
     ) -> list[Point]:
         """Return metrics of the methods, as `accuracy/hfcd`: that which ranks them comes first.
 
         Recall of rare classes comes second; others follow if there are few methods.
+
+        Args:
+            methods: The nodes of the methods.
+            ranked: Name of the metric that ranks them.
+            row: A row of the report's leaderboard, which has its metrics as keys.
         """
         found = {node.name: {one.name: one for one in node.points} for node in methods}
-        rows = report.get("leaderboard") or [{}]
         known = {name for points in found.values() for name in points}
-        names = [name for name in dict.fromkeys((ranked, "rare_recall", *rows[0])) if name in known]
+        names = [name for name in dict.fromkeys((ranked, "rare_recall", *row)) if name in known]
         return [
-            found[method][name]._replace(name=f"{name}/{measures.safe(method)}")
+            point
             for name in names[: max(2, measures.MOST // max(1, len(methods)))]
-            for method in found
-            if name in found[method]
+            for method, points in found.items()
+            for point in _renamed([points[name]] if name in points else [], method)
         ]
 
-    def _last_change(self, nodes: Iterable[Node]) -> int:
+    def _last_change(self, nodes: Sequence[Node]) -> int:
         """Return the end of the last of some nodes, in ms since 1970."""
         return max((node.ended or 0 for node in nodes), default=0) or self._started
+
+
+def _renamed(points: Sequence[Point], ending: str) -> list[Point]:
+    """Return points with a further part of their names."""
+    return [one._replace(name=f"{one.name}/{measures.safe(ending)}") for one in points]
 
 
 def _shared(nodes: Sequence[Node]) -> dict[str, str]:
@@ -541,13 +531,9 @@ def _shared(nodes: Sequence[Node]) -> dict[str, str]:
 
 
 def _reason(reason: str | None) -> dict[str, str]:
-    return {} if reason is None else {"reason": _short(str(reason))}
+    return {} if reason is None else {"reason": _short(str(reason), 500)}
 
 
-def _short(text: str, longest: int = LONGEST) -> str:
-    """Return a text with at most some characters, because MLflow's texts have limits.
-
-    >>> _short("fedavg, local", 8)
-    'fedavg,…'
-    """
+def _short(text: str, longest: int) -> str:
+    """Return a text with at most some characters, because MLflow's texts have limits."""
     return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -7,7 +7,8 @@ import os
 import secrets
 import socket
 import warnings
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -93,8 +94,8 @@ def _application(address: Address) -> Application:
         UserError: The store cannot be opened.
     """
     os.environ |= {
-        "_MLFLOW_SERVER_FILE_STORE": store.for_mlflow(address.uri),
-        "_MLFLOW_SERVER_REGISTRY_STORE": store.for_mlflow(address.uri),
+        "_MLFLOW_SERVER_FILE_STORE": address.uri,
+        "_MLFLOW_SERVER_REGISTRY_STORE": address.uri,
         "_MLFLOW_SERVER_ARTIFACT_ROOT": store.artifact_location(address.uri) or "",
         "_MLFLOW_SERVER_SERVE_ARTIFACTS": "false",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # no further processes
@@ -136,35 +137,32 @@ def links(to: Store) -> list[tuple[str, str]]:
     for experiment in to.client.search_experiments(order_by=["last_update_time DESC"]):
         number, name = experiment.experiment_id, experiment.name
 
-        def latest(kinds: tuple[str, ...], number: str = number) -> list[Any]:
-            newest = [
-                run
-                for kind in kinds
-                for run in to.client.search_runs(
-                    [number], f"tags.kind = '{kind}'", order_by=["attributes.start_time DESC"]
-                )
-            ]
-            own = [run for run in newest if RUN_TAG in run.data.tags]
+        def latest(*kinds: str, number: str = number) -> list[Any]:
+            queries = (f"tags.kind = '{kind}'" for kind in kinds)
+            own = [one for query in queries for one in to.runs(number, query)]
+            own = [one for one in own if RUN_TAG in one.data.tags]
             return sorted(own, key=lambda run: -run.info.start_time)
 
-        def link(view_name: str, content: str, number: str = number, *, charts: bool) -> str:
+        def link(title: str, view_name: str, content: str, number: str = number) -> None:
             if len(content) <= view.LONGEST:  # MLflow refuses a longer one
                 to.client.set_experiment_tag(number, view.TAG_PREFIX + view_name, content)
-            return view.page(number, view_name, charts=charts)
+            is_of_charts = view_name != view.RUNS
+            found.append((title, view.page(number, view_name, charts=is_of_charts)))
 
-        if runs := latest(("run",)):
-            content = view.of_results("tags.kind = 'run'", _names(runs), "accuracy")
-            found.append((f"runs of {name}", link(view.RUNS, content, charts=False)))
-        for root in latest(("study", "comparison"))[:1]:
+        if runs := latest("run"):
+            content = view.of_results(
+                "tags.kind = 'run'", _names(runs), "accuracy", "algorithm.name"
+            )
+            link(f"runs of {name}", view.RUNS, content)
+        for root in latest("study", "comparison")[:1]:
             key, kind = root.data.tags[RUN_TAG], root.data.tags["kind"]
-            page = f"#/experiments/{number}/runs/{root.info.run_id}"
+            page = f"#/experiments/{number}/runs/{root.info.run_id}?{view.TRAINING_PAGE}"
             found.append((f"{kind} {root.info.run_name}", page))
             query = f"tags.kind = 'method' AND tags.`{RUN_TAG}` LIKE '{key}/%'"
-            methods = list(to.runs(number, query))
             metric = root.data.tags.get("metric", "accuracy")
-            content = view.of_results(query, _names(methods), metric)
-            found.append(("its methods", link(view.METHODS, content, charts=True)))
-        for root in latest(("study",))[:1]:
+            content = view.of_results(query, _names(to.runs(number, query)), metric, "method")
+            link("its methods", view.METHODS, content)
+        for root in latest("study")[:1]:
             key = root.data.tags[RUN_TAG]
             query = f"tags.kind = 'trial' AND tags.`{RUN_TAG}` LIKE '{key}/%'"
             params: dict[str, set[str]] = {}
@@ -172,12 +170,11 @@ def links(to: Store) -> list[tuple[str, str]]:
                 method, own = trial.data.tags.get("method", ""), set(trial.data.params)
                 params[method] = params.get(method, own) & own
             content = view.of_trials(query, dict(sorted(params.items())))
-            title = f"the trials of {root.info.run_name}"
-            found.append((title, link(view.TRIALS, content, charts=True)))
+            link(f"the trials of {root.info.run_name}", view.TRIALS, content)
     return found
 
 
-def _names(runs: list[Any]) -> set[str]:
+def _names(runs: Iterable[Any]) -> set[str]:
     """Return the names of the metrics that runs have."""
     return {name for run in runs for name in run.data.metrics}
 
@@ -235,11 +232,8 @@ class Guarded:
         if len(given) != 1:
             return False
         method, _, content = given[0].strip().partition(b" ")
-        if method.lower() != b"basic":
-            return False
-        try:
-            decoded = base64.b64decode(content.strip(), validate=True)
-        except (binascii.Error, ValueError):
-            return False
-        _, colon, password = decoded.partition(b":")
-        return bool(colon) and hmac.compare_digest(password, self._password)
+        with suppress(binascii.Error, ValueError):
+            _, colon, password = base64.b64decode(content.strip(), validate=True).partition(b":")
+            is_same = hmac.compare_digest(password, self._password)
+            return method.lower() == b"basic" and bool(colon) and is_same
+        return False

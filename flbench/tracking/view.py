@@ -8,7 +8,6 @@ latest study or comparison, and of the trials of the latest study.
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from flbench.tracking import measures
@@ -34,25 +33,9 @@ COLOURS: Final = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#882255"),
     *("#44aa99", "#332288", "#ddcc77", "#117733"),
 )
+OPEN: Final = "validation"
+"""Section that is open, although its charts are those that MLflow makes."""
 _FLAGS: Final = {"deleted": False, "isGenerated": False}
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of charts.
-
-    Attributes:
-        title: Title of the section. MLflow adds a chart of each metric `A/B` that has none to the
-            section titled `A`.
-        charts: The charts, see `parallel_coordinates` and `bars`.
-        columns: Number of charts beside each other.
-        is_open: Whether the charts are shown; otherwise only the title.
-    """
-
-    title: str
-    charts: Sequence[Mapping[str, Any]] = ()
-    columns: int = 3
-    is_open: bool = True
 
 
 def parallel_coordinates(params: Sequence[str], metrics: Sequence[str]) -> dict[str, Any]:
@@ -66,7 +49,7 @@ def bars(metrics: Sequence[str]) -> list[dict[str, Any]]:
     return [{"type": "BAR", "displayName": name, "metricKey": name} for name in metrics]
 
 
-def of_results(query: str, names: Collection[str], metric: str) -> str:
+def of_results(query: str, names: Collection[str], metric: str, axis: str) -> str:
     """Return the view of plain runs, or of methods: test metrics and costs, the best one first.
 
     Charts show the test metrics, and F1 and recall of each class side by side.
@@ -75,6 +58,7 @@ def of_results(query: str, names: Collection[str], metric: str) -> str:
         query: Filter of the runs.
         names: Names of the metrics that the runs have.
         metric: Metric that ranks them.
+        axis: Parameter that tells them apart.
     """
     classes = {
         kind: sorted(name for name in names if name.startswith(f"{kind}/")) for kind in KINDS
@@ -82,16 +66,15 @@ def of_results(query: str, names: Collection[str], metric: str) -> str:
     order = dict.fromkeys((metric, "rare_recall", *measures.FIRST))
     tests = [name for name in order if name in names][:MOST_COLUMNS]
     costs = [name for name in COSTS if name in names]
-    sections = [Section("Test parts", bars(tests))]
+    sections = {"Test parts": bars(tests)}
     for kind, found in classes.items():
         if len(found) > 1:
-            lines = parallel_coordinates(["algorithm.name"], found)
-            sections.append(Section(f"{KINDS[kind]} of all classes", [lines], columns=1))
-            sections.append(Section(kind, bars(found)))
-    sections.append(Section("cost", bars(costs)))
-    others = {name.rpartition("/")[0] or UNNAMED for name in names}
-    shown = {section.title for section in sections}
-    sections += [Section(title, is_open=False) for title in sorted(others - shown)]
+            title = f"{KINDS[kind]} of all classes"
+            sections |= {title: [parallel_coordinates([axis], found)]}
+            sections |= {kind: bars(found)}
+    sections["cost"] = bars(costs)
+    for title in sorted({name.rpartition("/")[0] or UNNAMED for name in names}):
+        sections.setdefault(title, [])
     params = ("model.name", "seed")
     return _view(query, (*tests, *costs), params, sort=f"metrics.`{metric}`", sections=sections)
 
@@ -107,11 +90,8 @@ def of_trials(query: str, params: Mapping[str, Collection[str]]) -> str:
         {**parallel_coordinates(_ordered(names), ["score"]), "displayName": method}
         for method, names in params.items()
     ]
-    sections = [
-        Section("Parameters and score", charts, columns=1),
-        Section("validation"),
-        *(Section(title, is_open=False) for title in ("train", "server", "log", UNNAMED)),
-    ]
+    sections: dict[str, list[dict[str, Any]]] = {"Parameters and score": charts}
+    sections |= {title: [] for title in (OPEN, "train", "server", "log", UNNAMED)}
     axes = _ordered({name for names in params.values() for name in names})
     return _view(query, ("score",), axes, ("method", "state"), "metrics.`score`", sections)
 
@@ -139,7 +119,7 @@ def _view(
     params: Sequence[str] = (),
     tags: Sequence[str] = (),
     sort: str = "",
-    sections: Sequence[Section] = (),
+    sections: Mapping[str, Sequence[Mapping[str, Any]]] = {},
 ) -> str:
     """Return the JSON text of a view.
 
@@ -149,7 +129,8 @@ def _view(
         params: Columns with parameters.
         tags: Columns with tags.
         sort: Column that sorts the runs, the largest first.
-        sections: Charts above those that MLflow makes.
+        sections: Charts by the title of their section. MLflow adds a chart of each metric `A/B`
+            that has none to the section titled `A`. One without charts is closed, but for `OPEN`.
     """
     columns = [
         *(f"metrics.`{name}`" for name in metrics),
@@ -157,23 +138,25 @@ def _view(
         *(f"tags.`{name}`" for name in tags),
     ]
     cards, entries = [], []
-    for number, section in enumerate(sections):
+    for number, (title, charts) in enumerate(sections.items()):
         key = f"flbench-{number}"
-        about = {"uuid": key, "name": section.title, "display": section.is_open}
-        entries.append({**about, "columns": section.columns, "isReordered": False, **_FLAGS})
-        for index, chart in enumerate(section.charts):
+        beside = 1 if any(chart["type"] == "PARALLEL" for chart in charts) else 2
+        about = {"uuid": key, "name": title, "display": bool(charts) or title == OPEN}
+        entries.append({**about, "columns": beside, "isReordered": False, **_FLAGS})
+        for index, chart in enumerate(charts):
             place = {"uuid": f"{key}-{index}", "metricSectionId": key}
             cards.append({**chart, **place, "runsCountToCompare": MAX_RUNS, **_FLAGS})
-    state = {
-        "searchFilter": query,
-        "orderByKey": sort,
-        "orderByAsc": False,
-        "selectedColumns": columns,
-        "columnOrder": columns,
-        "columnWidths": dict.fromkeys(columns, COLUMN_WIDTH),
-        "compareRunCharts": cards,
-        "compareRunSections": entries,
-        "isAccordionReordered": True,  # otherwise MLflow sorts the sections by title
-        "runsHiddenMode": "SHOW_ALL",  # not the first ten only
-    }
-    return json.dumps(state)
+    return json.dumps(
+        {
+            "searchFilter": query,
+            "orderByKey": sort,
+            "orderByAsc": False,
+            "selectedColumns": columns,
+            "columnOrder": columns,
+            "columnWidths": dict.fromkeys(columns, COLUMN_WIDTH),
+            "compareRunCharts": cards,
+            "compareRunSections": entries,
+            "isAccordionReordered": True,  # otherwise MLflow sorts the sections by title
+            "runsHiddenMode": "SHOW_ALL",  # not the first ten only
+        }
+    )

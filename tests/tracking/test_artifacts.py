@@ -8,7 +8,7 @@ from flbench.analysis import report
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
-from flbench.tracking.artifacts import TABLES, Files
+from flbench.tracking.artifacts import SHOWN_OF_CAMPAIGN, Files
 from tests.comparison.made import matrix
 from tests.installed import needs
 
@@ -27,7 +27,7 @@ def test_all_tables_of_a_tested_comparison_are_shown(tmp_path):
     """Columns of text are text, and all other cells are numbers or empty."""
     matrix(tmp_path / "runs", {"fedavg": [0.5, 0.6, 0.65], "local": [0.8, 0.85, 0.8]})
     found = analyse(arrange(collect([tmp_path / "runs"]).runs))
-    files = [tmp_path / f"{name}.csv" for name in TABLES if name != "trials"]
+    files = [tmp_path / f"{name}.csv" for name in SHOWN_OF_CAMPAIGN if name != "trials"]
     for file in files:
         file.write_text(report.csv_of(found, file.stem))
 

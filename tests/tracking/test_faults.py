@@ -134,7 +134,7 @@ def test_parameter_that_mlflow_refuses_keeps_no_state_back(folder, store, tmp_pa
     file.write_text(json.dumps(trial))
 
     with pytest.raises(UserError, match="not#allowed") as caught:
-        follow.sync(path, store.uri)
+        follow.sync(path, store.address.uri)
 
     found = campaign(store, path.name)
     assert f"fedavg {file.parent.name}" in str(caught.value)
@@ -224,7 +224,7 @@ def test_any_exception_of_a_file_store_is_a_reason(monkeypatch):
     sender = refusing(calls, BotoLikeError("An error occurred (AccessDenied)"), monkeypatch)
 
     for attempt in (1, 2):
-        with pytest.raises(NotSentError, match=r"4 files: a, b, c, d .*AccessDenied") as caught:
+        with pytest.raises(NotSentError, match=r"4 files: .*AccessDenied") as caught:
             sender.send(None)
         assert caught.value.is_of_files
         assert len(calls) == 4 * attempt
@@ -232,7 +232,7 @@ def test_any_exception_of_a_file_store_is_a_reason(monkeypatch):
 
 @pytest.mark.parametrize(
     ("location", "said"),
-    [("s3://bucket/a", "pip install boto3"), ("file:///proc/flbench", "/proc/flbench")],
+    [("s3://bucket/a", "boto3"), ("file:///proc/flbench", "/proc/flbench")],
 )
 @pytest.mark.slow
 def test_file_store_that_cannot_be_used_keeps_no_metrics_back(
@@ -269,7 +269,7 @@ def test_file_store_that_is_away_is_tried_for_two_files_only(said, monkeypatch):
         sender.send(None)
 
     assert len(calls) == 2
-    assert caught.value.is_passing
+    assert caught.value.kind == "busy"
 
 
 def test_long_values_are_sent_once(store, monkeypatch, tmp_path):
@@ -375,7 +375,7 @@ def test_damaged_table_keeps_neither_state_nor_files_back(folder, store, tmp_pat
     (path / "clients.csv").write_text("")
 
     with pytest.raises(UserError, match=r"clients.csv is damaged"):
-        follow.sync(path, store.uri)
+        follow.sync(path, store.address.uri)
 
     assert only(store, path).info.status == "FINISHED"
     assert files_of(store, path) >= {"config.yaml", "summary.json", "checkpoints"}

@@ -43,7 +43,7 @@ def copied(folder, tmp_path):
 def other(store, folder, tmp_path_factory):
     """A run that was sent, and how much MLflow has of it."""
     path = shutil.copytree(folder, tmp_path_factory.mktemp("runs") / "x")
-    follow.sync(path, store.uri)
+    follow.sync(path, store.address.uri)
     return path, counts(store, path)
 
 
@@ -198,7 +198,7 @@ def test_no_number_has_more_than_ten_digits(store, copied, tmp_path):
     summary["communication"]["up_bytes"] = 123_456_789_012
     (path / "summary.json").write_text(json.dumps(summary))
 
-    follow.sync(path, store.uri)
+    follow.sync(path, store.address.uri)
 
     entry = only(store, path)
     file = store.client.download_artifacts(entry.info.run_id, "clients.json", str(tmp_path))
@@ -219,8 +219,8 @@ def test_any_name_of_a_folder_finds_its_own_run_and_no_other(store, copied, othe
     path = copied(name)
     other, before = other
 
-    first, _ = follow.sync(path, store.uri)
-    second, _ = follow.sync(path, store.uri)
+    first, _ = follow.sync(path, store.address.uri)
+    second, _ = follow.sync(path, store.address.uri)
 
     [entry] = entries(store, "flbench.run", tree.identifier(name))
     assert first.runs == 1
@@ -233,8 +233,8 @@ def test_folder_whose_name_is_not_text_is_sent(store, folder, tmp_path):
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/run\xff"))
     shutil.copytree(folder, path)
 
-    first, _ = follow.sync(path, store.uri)
-    second, _ = follow.sync(path, store.uri)
+    first, _ = follow.sync(path, store.address.uri)
+    second, _ = follow.sync(path, store.address.uri)
 
     assert first.runs == 1
     assert not second
@@ -245,7 +245,7 @@ def test_files_arrive_as_they_are(store, copied, tmp_path):
     written = path / "per_class.csv"
     written.write_text(written.read_text().replace("last,1,1,", "last,1,01_1,"))
 
-    follow.sync(path, store.uri)
+    follow.sync(path, store.address.uri)
 
     entry = only(store, path)
     there = {item.path for item in store.client.list_artifacts(entry.info.run_id)}
@@ -282,13 +282,13 @@ def test_data_set_is_an_input_with_the_digest_of_its_content(store, other):
 
 def test_second_sync_sends_nothing_and_what_is_sent_again_changes_nothing(store, copied):
     path = copied("twice")
-    first, _ = follow.sync(path, store.uri)
+    first, _ = follow.sync(path, store.address.uri)
     before = counts(store, path)
-    second, _ = follow.sync(path, store.uri)
+    second, _ = follow.sync(path, store.address.uri)
     run = only(store, path).info.run_id
     store.client.set_tag(run, "mlflow.flbench.sent", "7 0000")
 
-    again, _ = follow.sync(path, store.uri)
+    again, _ = follow.sync(path, store.address.uri)
 
     assert first.metrics
     assert not second
@@ -302,10 +302,10 @@ def test_figures_of_a_growing_file_are_sent_once_and_a_half_line_waits(store, co
     whole = (path / "metrics.csv").read_text()
     cut = whole.index("\n", whole.index(",validation,")) + 5  # within a line
     (path / "metrics.csv").write_text(whole[:cut])
-    first, _ = follow.sync(path, store.uri)
+    first, _ = follow.sync(path, store.address.uri)
     (path / "metrics.csv").write_text(whole)
 
-    second, _ = follow.sync(path, store.uri)
+    second, _ = follow.sync(path, store.address.uri)
 
     points = measures.curves(path / "metrics.csv", "accuracy", "personal")
     assert len(history(store, only(store, path))) == len(points)
@@ -321,7 +321,7 @@ def test_rewound_figures_are_sent_again(store, copied):
     for changed in (rows[at]._replace(value=123.0), rows[at]):
         text = metrics_file.to_text([*rows[:at], changed, *rows[at + 1 :]])
         (path / "metrics.csv").write_text(metrics_file.header_line() + text)
-        follow.sync(path, store.uri)
+        follow.sync(path, store.address.uri)
 
     found = history(store, only(store, path))
     assert ("train/loss", rows[at].round, measures.rounded(rows[at].value)) in found
@@ -329,10 +329,10 @@ def test_rewound_figures_are_sent_again(store, copied):
 
 def test_run_is_found_again_from_within_its_folder(store, copied, monkeypatch):
     path = copied("within")
-    follow.sync(path, store.uri)
+    follow.sync(path, store.address.uri)
     monkeypatch.chdir(path)
 
-    again, _ = follow.sync(Path(), store.uri)
+    again, _ = follow.sync(Path(), store.address.uri)
 
     assert not again
     assert entries(store, "flbench.run", "") == []
@@ -343,11 +343,11 @@ def test_interrupted_run_is_killed_and_its_resumption_continues_the_same_entry(s
     from flbench.experiment import lifecycle
 
     path = interrupted_run(tmp_path, "algorithm=fedavg")
-    follow.sync(path, store.uri)
+    follow.sync(path, store.address.uri)
     killed = only(store, path)
 
     lifecycle.resume(path, Layer({}))
-    follow.sync(path, store.uri)
+    follow.sync(path, store.address.uri)
 
     resumed = only(store, path)
     assert killed.info.status == "KILLED"
@@ -365,7 +365,7 @@ def test_values_of_a_longer_run_replace_those_before(store, copied):
         summary["best"] |= {"round": number}
         summary["best"]["test"] |= {"accuracy": accuracy}
         (path / "summary.json").write_text(json.dumps(summary))
-        follow.sync(path, store.uri)
+        follow.sync(path, store.address.uri)
 
     assert only(store, path).data.metrics["accuracy"] == 0.5
 
@@ -374,10 +374,10 @@ def test_run_that_another_process_continues_is_running(store, copied):
     path = copied("running")
     (path / "summary.json").unlink()
     with FileLock(path / ".lock"):
-        follow.sync(path, store.uri)
+        follow.sync(path, store.address.uri)
         running = only(store, path).info.status
 
-    follow.sync(path, store.uri)
+    follow.sync(path, store.address.uri)
 
     assert running == "RUNNING"
     assert only(store, path).info.status == "KILLED"
@@ -397,7 +397,7 @@ def test_two_checkpoints_with_one_content_are_sent_once_and_no_large_one(
     if kind == "large":
         monkeypatch.setattr(artifacts, "MAX_CHECKPOINT_BYTES", 10)
 
-    follow.sync(path, store.uri)
+    follow.sync(path, store.address.uri)
 
     entry = only(store, path)
     there = {item.path for item in store.client.list_artifacts(entry.info.run_id, "checkpoints")}
@@ -411,11 +411,11 @@ def test_deleted_experiment_is_an_error(store, copied):
     path = copied("gone")
     text = (path / "config.yaml").read_text().replace("experiment: null", "experiment: gone")
     (path / "config.yaml").write_text(text)
-    follow.sync(path, store.uri)
+    follow.sync(path, store.address.uri)
     store.client.delete_experiment(store.client.get_experiment_by_name("gone").experiment_id)
 
     with pytest.raises(UserError, match=r"`gone`.*tracking.experiment"):
-        follow.sync(path, store.uri)
+        follow.sync(path, store.address.uri)
 
 
 def test_error_about_damaged_metrics_names_the_file_and_the_rest_is_sent(store, copied):
@@ -424,6 +424,6 @@ def test_error_about_damaged_metrics_names_the_file_and_the_rest_is_sent(store, 
         file.write("4,test,personal,accuracy,much\n")
 
     with pytest.raises(DataError, match=re.escape(str(path / "metrics.csv"))):
-        follow.sync(path, store.uri)
+        follow.sync(path, store.address.uri)
     assert only(store, path).info.status == "FINISHED"
     assert "accuracy" in only(store, path).data.metrics

@@ -1,12 +1,11 @@
 """A study in MLflow: study, methods, trials and seeds as nested runs."""
 
 import json
-import shlex
 import shutil
 
 import pytest
 
-from flbench.core.errors import DataError, UserError
+from flbench.core.errors import DataError
 from flbench.results import metrics_file
 from flbench.tracking import follow, measures, tree, ui, view
 from flbench.tracking import store as stores
@@ -33,7 +32,7 @@ class Mirrored:
         self.store, self.path = store, path
 
     def sync(self):
-        sent, _ = follow.sync(self.path, self.store.uri)
+        sent, _ = follow.sync(self.path, self.store.address.uri)
         found = campaign(self.store, self.id)
         self.by_key = {
             item.data.tags["flbench.run"].removeprefix(self.id).removeprefix("/"): item
@@ -145,6 +144,7 @@ def test_study_has_its_settings_its_files_and_a_figure_for_each_method(whole):
     found = whole.by_key[""]
 
     assert found.data.params["trials"] == str(len(study.TRIALS))
+    assert found.data.tags["best.fedavg"] == "train.optimizer.lr=0.02"
     there = {item.path for item in whole.store.client.list_artifacts(found.info.run_id)}
     assert there >= {"report.md", "report.json", "report.html", "partition.png"}
     labels = [f"{method}{suffix}" for method in METHODS for suffix in ("", " tuned")]
@@ -160,8 +160,8 @@ def test_study_of_any_name_is_found_again(store, runs, tmp_path, name):
     about = json.loads((path / "study.json").read_text())
     study.write(path / "study.json", about | {"id": name})
 
-    first, _ = follow.sync(path, store.uri)
-    second, _ = follow.sync(path, store.uri)
+    first, _ = follow.sync(path, store.address.uri)
+    second, _ = follow.sync(path, store.address.uri)
 
     found = campaign(store, tree.identifier(name))
     assert first.runs == len(found) == 1 + len(METHODS) * (1 + len(study.TRIALS))
@@ -276,27 +276,18 @@ def test_study_has_two_views_however_many_studies_there_are(runs, tmp_path, uri)
         assert {name.removeprefix("metrics.").strip("`") for name in names} <= known
     f1 = next(chart for chart in methods["compareRunCharts"] if chart["type"] == "PARALLEL")
     assert f1["selectedMetrics"] == [f"f1/{number}" for number in range(10)]
+    [axis] = f1["selectedParams"]
+    assert sorted(run.data.params[axis] for run in shown[0]) == labels
     charts = trials["compareRunCharts"]
     assert [chart["displayName"] for chart in charts] == sorted(METHODS)
     assert charts[0]["selectedParams"][0] == "train.optimizer.lr"
     assert charts[0]["selectedMetrics"] == ["score"]
 
 
-def test_a_trial_alone_is_refused_with_the_study_to_send(whole):
-    with pytest.raises(UserError, match=f"flbench sync {whole.path}"):
-        follow.sync(whole.path / "trials" / "local" / "000", whole.store.uri)
+def test_a_trial_is_sent_with_its_study(whole):
+    trial = whole.path / "trials" / "local" / "000"
 
-
-@pytest.mark.parametrize("name", ["plain", "two words", "it's mine"])
-def test_folder_in_a_command_is_quoted_for_the_shell(tmp_path, name):
-    study, trial = tmp_path / name, tmp_path / name / "trials" / "local" / "000"
-    trial.mkdir(parents=True)
-    (trial / "trial.json").touch()
-
-    with pytest.raises(UserError) as refused:
-        follow.check(trial)
-    _, _, command = str(refused.value).partition("whole study: ")
-    assert shlex.split(command) == ["flbench", "sync", str(study)]
+    assert not follow.sync(trial, whole.store.address.uri)[0]
 
 
 def test_a_study_without_its_trials_is_sent(made):
