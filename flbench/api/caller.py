@@ -1,42 +1,69 @@
-"""How a run or a study speaks to whoever started it: notes, and progress in the terminal."""
+"""How a run, a study or a comparison speaks to whoever started it: notes, and progress of a run."""
 
-import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as RichProgress
 
 from flbench.callbacks import Callback, RunView
+from flbench.callbacks.base import Logger
 from flbench.core.errors import shortened
-from flbench.core.user_code_errors import note_of
 from flbench.core.wording import how_to_resume
 from flbench.reports.shown import run_score
-from flbench.reports.terminal import Silence, duration, open_console, print_notes, told
+from flbench.reports.terminal import Silence, duration, print_notes, told
 
 MORE: Final = 5.0
 """Seconds that a line about what is done waits for the end of a round, whose line says more."""
-KERNELS: Final = ("ZMQInteractiveShell", "Shell")  # Jupyter and VS Code; Colab
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who started a run or a study. The defaults are those of the command line.
+    """Who started a run, a study or a comparison. The defaults are those of the command line.
 
     Attributes:
         shown: Whether to show progress and notes.
         how_to_resume: Function from a folder to what the user calls to resume it; None for the
             command.
+        callbacks: Callbacks of a run.
+        loggers: Loggers of Lightning of a run.
+        objects: Objects of the user without an import path, by the name of their section.
     """
 
     shown: bool = True
     how_to_resume: Callable[[Path], str] | None = None
+    callbacks: Sequence[Callback] = ()
+    loggers: Sequence[Logger] = ()
+    objects: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, Any],
+        given: Mapping[str, Any],
+        objects: Mapping[str, Any],
+        again: Iterable[str] | None = None,
+    ) -> Self:
+        """Return the caller of a function of the Python interface.
+
+        Args:
+            values: Its arguments `progress`, `callbacks` and `logger`.
+            given: All arguments that belong to the configuration, by name.
+            objects: The objects among them.
+            again: Names of what `fl.resume` must be given again; by default, the objects.
+        """
+        from flbench.calls import parts  # it imports PyTorch
+
+        names = parts.again(given, objects if again is None else again)
+        callbacks, loggers = (listed(values.get(name, ())) for name in ("callbacks", "logger"))
+        resume = partial(how_to_resume, again=names)
+        return cls(values["progress"], resume, callbacks, loggers, objects)
 
     def tell(self, sentences: Sequence[str]) -> None:
         """Print sentences on standard error, as `note: ...`; nothing if notes are not shown."""
@@ -48,178 +75,140 @@ class Caller:
         return told(doing, self.tell)
 
 
-def program(*, shown: bool, again: Sequence[str] = ()) -> Caller:
-    """Return the caller of a function of the Python interface.
+def listed(items: Any) -> list[Any]:
+    """Return one item, or a list or tuple of them, as a list."""
+    return list(items) if isinstance(items, list | tuple) else [items]
+
+
+class Progress(Callback):
+    """What is known about the progress of a run: rounds, score, loss and time left.
 
     Args:
-        shown: Whether to show progress and notes.
-        again: What `fl.resume` must be given again; see `flbench.calls.parts.again`.
+        title: Line that is shown first.
+        known: Notes that are not shown again; new ones are added.
     """
-    resume = partial(how_to_resume, again=again)
-    return Caller(shown=shown, how_to_resume=resume)
 
+    def __init__(self, title: str, known: set[str]) -> None:
+        self._title, self._known = title, known
+        self._has_begun = self._has_warmed_up = False
+        self._score = ""
+        self.done = self.rounds = self._first = 0
+        self._loss, self._began = "", time.monotonic()
 
-def is_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook, which shows HTML."""
-    if "IPython" not in sys.modules:
-        return False
-    from IPython import get_ipython
+    def live(self) -> AbstractContextManager[Any]:
+        """Return the context in which the progress is shown."""
+        return nullcontext()
 
-    return type(get_ipython()).__name__ in KERNELS
+    def show(self, *, is_due: bool) -> None:
+        """Show how far the run is; `is_due` after an evaluation, and at the beginning."""
 
+    def note(self, text: str) -> None:
+        """Show a note."""
 
-@contextmanager
-def display(title: str, known: set[str] | None = None) -> Iterator[Callback]:
-    """Show the progress of a run on standard error.
-
-    Python warnings inside the context are printed as notes.
-
-    Args:
-        title: Line that is printed first; the middle of a long one is left out.
-        known: Notes from before the first round of earlier runs of a comparison, for example on its
-            partition. They are not printed again; new ones are added.
-
-    Yields:
-        The callback that shows the progress.
-    """
-    console = open_console(errors=True)
-    console.print(shortened(title), soft_wrap=True)
-    with warnings.catch_warnings():
-        if console.is_terminal:
-            columns = (
-                TextColumn("round"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.fields[status]}"),
-                TimeRemainingColumn(),
-            )
-            with Progress(*columns, console=console, transient=True) as progress:
-                bar = _Bar(progress, known)
-                warnings.showwarning = _as_note(bar)
-                yield bar
-        else:
-            lines = _Lines(console, known)
-            warnings.showwarning = _as_note(lines)
-            with lines.silence.broken_by(lines.say_what_is_done, MORE):
-                yield lines
-
-
-def _as_note(current: Callback) -> Any:
-    """Return a function for `warnings.showwarning` that prints a warning as a note, once."""
-    shown: set[str] = set()
-
-    def show(message: Warning | str, _: Any, file: str, line: int, *__: Any) -> None:
-        if (note := note_of(message, file, line)) not in shown:
-            shown.add(note)
-            current.on_note(note)
-
-    return show
-
-
-class _Notes(Callback):
-    """Prints notes; those from before the first round only if they are not known yet."""
-
-    def __init__(self, console: Console, known: set[str] | None) -> None:
-        self._notes, self._known = console, set() if known is None else known
-        self._has_begun = False
-        self.silence = Silence()
+    @property
+    def text(self) -> str:
+        """Round, score at the last evaluation, training loss and time left."""
+        if not self._has_begun:
+            return "starting"
+        parts = (f"round {self.done}/{self.rounds}", self._score, self._loss, self._left())
+        return "  ".join(filter(None, parts))
 
     def on_run_start(self, run: RunView) -> None:
-        self._has_begun = True
+        """Note the rounds that are completed already."""
+        self._has_begun, self._has_warmed_up = True, False
+        self.done, self.rounds, self._first = run.round, run.rounds, run.round
+        self._began = time.monotonic()
+        self.show(is_due=True)
+
+    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        """Note the loss of a round."""
+        self.done, self._loss = run.round, f"loss {run.loss:.4f}"
+        if run.round % run.config.evaluation_period:  # otherwise an evaluation follows
+            self.show(is_due=False)
+        if not self._has_warmed_up and run.round < run.rounds:
+            # The first round is slower than the others, so the estimate leaves it out.
+            self._has_warmed_up, self._first = True, run.round
+            self._began = time.monotonic()
+
+    def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        """Note the validation accuracy, or the metric by which the best round is chosen."""
+        by = run.config.evaluation.best
+        value = metrics.get(f"validation/personal/{by.column}")
+        score = f"{by.title} {run_score(value, has_classes=run.config.has_classes)}"
+        self._score = "no validation part" if value is None else f"validation {score}"
+        self.show(is_due=True)
 
     def on_note(self, text: str) -> None:
+        """Show a note, unless it is from before the first round and is known."""
         if self._has_begun or text not in self._known:
-            self.silence.end()
-            self._notes.print(f"note: {text}", soft_wrap=True)
+            self.note(text)
         if not self._has_begun:
             self._known.add(text)
 
-
-class _Lines(_Notes):
-    """Prints one line per evaluation, and others if there was none for a while."""
-
-    def __init__(self, console: Console, known: set[str] | None) -> None:
-        super().__init__(console, known)
-        self._console = console
-        self._start_time, self._start_round = time.monotonic(), 0
-        self._first_time, self._first_round = self._start_time, 0
-        self._has_warmed_up = False
-        self._doing = "reading the data and preparing the training"
-
-    def say_what_is_done(self) -> None:
-        """Print what is done, for a round, or a time before or after all of them, that is long."""
-        self.silence.end()
-        self._console.print(f"note: {self._doing}.", soft_wrap=True)
-
-    def on_run_start(self, run: RunView) -> None:
-        super().on_run_start(run)
-        self._start_time, self._start_round = time.monotonic(), run.round
-        self._has_warmed_up = False
-        self._note_round(run)
-
-    def _note_round(self, run: RunView) -> None:
-        """Note what is done after a round."""
-        self._doing = "evaluating the last round, writing the results and ending the workers"
-        if run.round < run.rounds:
-            self._doing = f"training or evaluating round {run.round + 1} of {run.rounds}"
-
-    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        self._note_round(run)
-        if not self._has_warmed_up and run.round < run.rounds:
-            # The first round is slower than the others, so the estimate leaves it out.
-            self._has_warmed_up = True
-            self._first_time, self._first_round = time.monotonic(), run.round
-        is_evaluated = run.round % run.config.evaluation_period == 0
-        if self.silence.is_long() and not is_evaluated:
-            self._print(run, "")
-
-    def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        self._print(run, f"  {accuracy_text(run, metrics)}")
-
-    def _print(self, run: RunView, accuracy: str) -> None:
-        self.silence.end()
-        self._console.print(
-            f"round {run.round}/{run.rounds}{accuracy}  loss {run.loss:.4f}"
-            f"{self._left(run.round, run.rounds)}",
-            soft_wrap=True,
-        )
-
-    def _left(self, done: int, rounds: int) -> str:
+    def _left(self) -> str:
         """Return the estimated time left; "" before the first round of this process."""
-        began, first = self._start_time, self._start_round
-        if self._has_warmed_up and done > self._first_round:
-            began, first = self._first_time, self._first_round
-        if done <= first and done < rounds:
+        done = self.done - self._first
+        if done <= 0:
             return ""
-        seconds_per_round = (time.monotonic() - began) / max(1, done - first)
-        return f"  {duration(seconds_per_round * (rounds - done))} left"
+        seconds = (time.monotonic() - self._began) / done
+        return f"{duration(seconds * (self.rounds - self.done))} left"
 
 
-class _Bar(_Notes):
-    """Shows a progress bar with round, validation accuracy, training loss and time left."""
+class Lines(Progress):
+    """Prints a line for each evaluation, and others if there was none for a while."""
 
-    def __init__(self, progress: Progress, known: set[str] | None) -> None:
-        super().__init__(progress.console, known)
-        self._progress = progress
-        self._task = progress.add_task("round", total=None, status="")
-        self._accuracy = ""
+    def __init__(self, title: str, known: set[str], console: Console) -> None:
+        super().__init__(title, known)
+        self._print, self._silence = console.print, Silence()
+        self._print(shortened(title), soft_wrap=True)
 
-    def on_run_start(self, run: RunView) -> None:
-        super().on_run_start(run)
-        self._progress.update(self._task, total=run.rounds, completed=run.round)
+    def live(self) -> AbstractContextManager[Any]:
+        """Return the context with a thread that says what is done in a round that is long."""
+        return self._silence.broken_by(self._say_what_is_done, MORE)
 
-    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        status = f"{self._accuracy}loss {run.loss:.4f}"
-        self._progress.update(self._task, completed=run.round, status=status)
+    def show(self, *, is_due: bool) -> None:
+        """Print a line after an evaluation, or after a round if there was none for a while."""
+        if (is_due and self._score) or self._silence.is_long():
+            self._line(self.text)
+        self._score = ""  # of this round alone
 
-    def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        self._accuracy = f"{accuracy_text(run, metrics)}  "
+    def note(self, text: str) -> None:
+        """Print a note."""
+        self._line(f"note: {text}")
+
+    def _line(self, text: str) -> None:
+        self._silence.end()
+        self._print(text, soft_wrap=True)
+
+    def _say_what_is_done(self) -> None:
+        """Print what is done, for a round, or a time before or after all of them, that is long."""
+        doing = f"training or evaluating round {self.done + 1} of {self.rounds}"
+        if not self._has_begun:
+            doing = "reading the data and preparing the training"
+        elif self.done == self.rounds:
+            doing = "evaluating the last round, writing the results and ending the workers"
+        self.note(f"{doing}.")
 
 
-def accuracy_text(run: RunView, metrics: Mapping[str, float]) -> str:
-    """Return the validation accuracy, or the metric by which the best round is chosen, in words."""
-    by = run.config.evaluation.best
-    value = metrics.get(f"validation/personal/{by.column}")
-    if value is None:
-        return "no validation part"
-    return f"validation {by.title} {run_score(value, has_classes=run.config.has_classes)}"
+class Bar(Progress):
+    """Shows a bar on a terminal."""
+
+    def __init__(self, title: str, known: set[str], console: Console) -> None:
+        super().__init__(title, known)
+        self._print = console.print
+        self._print(shortened(title), soft_wrap=True)
+        columns = BarColumn(), TextColumn("{task.description}")
+        self._bar = RichProgress(*columns, console=console, transient=True)
+        self._task = self._bar.add_task(self.text, total=None)
+
+    def live(self) -> AbstractContextManager[Any]:
+        """Return the bar."""
+        return self._bar
+
+    def show(self, *, is_due: bool) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, description=self.text, total=self.rounds, completed=self.done)
+
+    def note(self, text: str) -> None:
+        """Print a note above the bar."""
+        self._print(f"note: {text}", soft_wrap=True)

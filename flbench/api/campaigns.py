@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -21,11 +22,11 @@ from flbench.config import trust
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, folder_of, merge
 from flbench.core.documents import read_json
-from flbench.core.errors import UserError
+from flbench.core.errors import RunError, UserError
 from flbench.core.locked_folder import LockedFolder
 from flbench.core.parts import offered
 from flbench.core.system_errors import as_flbench_errors
-from flbench.core.text import redact
+from flbench.core.text import redact, warn
 from flbench.core.wording import in_shell
 from flbench.jobs import campaign
 from flbench.jobs.job import Job
@@ -42,26 +43,39 @@ CHECK: Final = "reading the data and checking the configurations"
 """What is done before the trainings begin, for `Caller.during`."""
 REPORT: Final = "writing the report"
 MLFLOW: Final = "waiting for what is sent to MLflow"
+FINISHED: Final = "{} is finished: there is nothing to resume."
 
 Folder = TypeVar("Folder", bound=LockedFolder)
 
 
 class Ending(NamedTuple):
-    """How a comparison ended.
+    """How a comparison or a study ended.
 
     Attributes:
-        comparison: The comparison.
+        path: The folder.
         failures: A sentence for each cell that failed.
-        lost: Labels of the methods all of whose cells failed.
-        is_reported: Whether its report is in the folder.
-        notes: Sentences about what was not sent to MLflow.
+        error: Why a method has no result; "" if each has one.
+        is_reported: Whether there is a report.
+        notes: Further sentences for the user, such as those about what was not sent to MLflow.
     """
 
-    comparison: PlannedComparison
-    failures: tuple[str, ...]
-    lost: tuple[str, ...]
-    is_reported: bool
+    path: Path
+    failures: Sequence[str] = ()
+    error: str = ""
+    is_reported: bool = True
     notes: Sequence[str] = ()
+
+    def check(self, caller: Caller) -> None:
+        """End a call from Python: tell the notes. Cells that failed are a warning of Python.
+
+        Raises:
+            RunError: A method has no result.
+        """
+        caller.tell(self.notes)
+        if self.error:
+            raise RunError(self.error)
+        if self.failures:
+            warn("\n".join(self.failures), stacklevel=4)
 
 
 @contextmanager
@@ -129,217 +143,191 @@ def mirrored(
                 report()
 
 
-def plan(
-    design: Design,
-    samples: LoadedSamples,
-    jobs: int | None,
-    caller: Caller,
-    *,
-    force: bool = False,
-    reused: Sequence[Path] = (),
-) -> Plan:
-    """Check a comparison, and estimate its cost; nothing is written or trained to the end.
+@dataclass(frozen=True)
+class Campaign:
+    """Trains the cells of comparisons, for a caller.
 
-    The arguments and errors are those of `start`.
-    """
-    with as_flbench_errors(), preserved(), offered(samples.objects):
-        named_by = mirror.named_by(design.base.origins)
-        made = prepared(design, samples, jobs, caller, named_by, force=force)
-        return cost.measure(made, made.cells, *reuse.find(made, made.cells, reused))
-
-
-def start(
-    design: Design,
-    samples: LoadedSamples,
-    jobs: int | None,
-    caller: Caller,
-    *,
-    out: Path,
-    command: Sequence[str],
-    force: bool = False,
-    reused: Sequence[Path] = (),
-) -> Ending:
-    """Check a comparison, make its folder, and carry it out.
-
-    Args:
-        design: The design.
-        samples: Its data, not yet loaded.
-        jobs: Cells at the same time; None for one per core.
+    Attributes:
         caller: Who gets progress and notes.
-        out: Folder for the folders of comparisons; with `OUT`, `output.dir` if the user gave it.
-        command: What the user called, for comparison.json.
+        samples: The data of the cells.
+        jobs: Cells at the same time; None for one per core.
         force: Whether the study that has found the parameters may have another setting.
         reused: Folders of finished runs that are used again as cells.
-
-    Raises:
-        UserError: The comparison cannot be carried out.
-        RunError: A server of Ray was lost.
-        KeyboardInterrupt: A stop signal has arrived.
     """
-    with stopped_by_signals(samples.objects):
-        named_by = mirror.named_by(design.base.origins)
-        with caller.during(CHECK):
-            made = prepared(design, samples, jobs, caller, named_by, force=force)
-            runs = _reused(made, made.cells, made.cells, reused, caller)
-        methods = [design.reference or one.label for one in made.design.methods]
-        titles = dict.fromkeys(cell.config.data.title for cell in made.cells)
-        name = "-".join([*dict.fromkeys(methods[:3]), *titles])
-        name = re.sub(r"[^\w=.-]+", "_", name, flags=re.ASCII)[:80]
-        created = ComparisonFolder.create(folder_of(out, OUT, design.base), name)
-        with closing(addressed(created, caller)) as folder:
-            printed = [redact(argument) for argument in command]
-            folder.save(made.design, made.cells, made.repeated, command=printed)
-            reuse.take(runs, folder)
-            return _carry_out(folder, made, caller, named_by)
 
+    caller: Caller
+    samples: LoadedSamples = field(default_factory=LoadedSamples)
+    jobs: int | None = None
+    force: bool = False
+    reused: Sequence[Path] = ()
 
-def carry_on(
-    path: Path,
-    methods: Sequence[LabelledLayer],
-    layers: Sequence[Layer],
-    seeds: int | None,
-    samples: LoadedSamples,
-    jobs: int | None,
-    caller: Caller,
-    *,
-    force: bool = False,
-    reused: Sequence[Path] = (),
-) -> Ending:
-    """Carry out what is left of a comparison, and what is added to it.
+    def plan(self, design: Design) -> Plan:
+        """Check a comparison, and estimate its cost; nothing is written or trained to the end.
 
-    Args:
-        path: Folder of the comparison.
-        methods: Methods that are added.
-        layers: Layers of values of keys that may change.
-        seeds: Number of repetitions; None for as many as before.
-        samples: As for `start`, as are the other arguments.
-        jobs: See there.
-        caller: See there.
-        force: See there.
-        reused: See there.
+        Raises:
+            UserError: The comparison cannot be carried out.
+        """
+        with as_flbench_errors(), preserved(), offered(self.samples.objects):
+            made = self.prepared(design, mirror.named_by(design.base.origins))
+            return cost.measure(made, made.cells, *reuse.find(made, made.cells, self.reused))
 
-    Raises:
-        UserError: The path is not the folder of a comparison, or a key must not change. Further
-            errors are those of `start`.
-    """
-    if study_folder.is_study(path):
-        raise UserError(
-            f"{path} is a study, which keeps its methods. Resume it with: flbench tune --resume"
-            f" {in_shell(path)}. Other methods are compared with its parameters by: flbench compare"
-            f" METHODS --tuned {in_shell(path)}"
+    def start(self, design: Design, *, out: Path = OUT, command: Sequence[str]) -> Ending:
+        """Check a comparison, make its folder, and carry it out.
+
+        Args:
+            design: The design.
+            out: Folder for the folders of comparisons; with `OUT`, `output.dir` if the user gave
+                it.
+            command: What the user called, for comparison.json.
+
+        Raises:
+            UserError: The comparison cannot be carried out.
+            RunError: A server of Ray was lost.
+            KeyboardInterrupt: A stop signal has arrived.
+        """
+        with stopped_by_signals(self.samples.objects):
+            named_by = mirror.named_by(design.base.origins)
+            with self.caller.during(CHECK):
+                made = self.prepared(design, named_by)
+                runs = self._reused(made, made.cells, made.cells)
+            methods = [design.reference or one.label for one in made.design.methods]
+            titles = dict.fromkeys(cell.config.data.title for cell in made.cells)
+            name = "-".join([*dict.fromkeys(methods[:3]), *titles])
+            name = re.sub(r"[^\w=.-]+", "_", name, flags=re.ASCII)[:80]
+            created = ComparisonFolder.create(folder_of(out, OUT, design.base), name)
+            with closing(addressed(created, self.caller)) as folder:
+                printed = [redact(argument) for argument in command]
+                folder.save(made.design, made.cells, made.repeated, command=printed)
+                reuse.take(runs, folder)
+                return self._carry_out(folder, made, named_by)
+
+    def carry_on(
+        self,
+        path: Path,
+        methods: Sequence[LabelledLayer],
+        layers: Sequence[Layer],
+        seeds: int | None,
+    ) -> Ending:
+        """Carry out what is left of a comparison, and what is added to it.
+
+        Args:
+            path: Folder of the comparison.
+            methods: Methods that are added.
+            layers: Layers of values of keys that may change.
+            seeds: Number of repetitions; None for as many as before.
+
+        Raises:
+            UserError: The path is not the folder of a comparison, or a key must not change.
+                Further errors are those of `start`.
+        """
+        if study_folder.is_study(path):
+            raise UserError(
+                f"{path} is a study, which keeps its methods. Resume it with: flbench tune --resume"
+                f" {in_shell(path)}. Other methods are compared with its parameters by: flbench"
+                f" compare METHODS --tuned {in_shell(path)}"
+            )
+        with (
+            stopped_by_signals(self.samples.objects),
+            closing(addressed(ComparisonFolder.reopen(path), self.caller)) as folder,
+        ):
+            before, about = read_design(folder.path)
+            trust.check(folder.path / MARKER, design_in(read_json(folder.path / MARKER)))
+            design, changed = added(before, methods, layers, seeds, path)
+            origins = merge(layers).origins
+            named_by = mirror.named_by(origins) if "tracking.uri" in origins else "folder"
+            address = changed["engine.address"].value if "engine.address" in changed else None
+            # Nothing that has begun is refused afterwards.
+            again = replace(self, force=self.force or design.methods == before.methods)
+            made = again.prepared(design, named_by, address)
+            prepare.check_existing(made, folder)
+            left = list(folder.unfinished(made.cells))
+            if design != before:
+                folder.save(design, made.cells, made.repeated, **about)
+            if left:
+                begun = [(folder.run_folder(cell) / "config.yaml").is_file() for cell in left]
+                new = [cell for cell, is_begun in zip(left, begun, strict=True) if not is_begun]
+                reuse.take(self._reused(made, left, new), folder)
+            else:
+                self.caller.tell([FINISHED.format(path)])
+            return self._carry_out(folder, made, named_by, changed)
+
+    def prepared(
+        self, design: Design, named_by: NamedBy, address: str | None = None
+    ) -> PreparedComparison:
+        """Check a comparison, and tell the caller the notes about it; see `prepare.prepare`."""
+        with preserved():
+            made = prepare.prepare(
+                design, self.samples, self.jobs, force=self.force, address=address
+            )
+        mirror.check(made.cells[0].config.tracking, named_by)
+        self.caller.tell(made.notes)
+        return made
+
+    def train(
+        self, folder: ComparisonFolder, made: PreparedComparison, changed: Layer | None = None
+    ) -> Ending:
+        """Train what is left of a comparison in a folder that has its comparison.json.
+
+        It is called within `mirrored`.
+
+        Args:
+            folder: The folder, locked by this process.
+            made: The comparison.
+            changed: New values of keys that may change when a cell is resumed.
+        """
+        cells, resources = made.cells, made.resources
+        if not all(map(folder.is_done, cells)):
+            at_once = f", {resources.concurrent} at once" if resources.concurrent > 1 else ""
+            self.caller.tell([f"{folder.path}: {len(cells)} cells{at_once}."])
+        reasons = campaign.carry_out(
+            cells,
+            folder,
+            made.samples,
+            resources,
+            changed=changed or Layer(),
+            shown=self.caller.shown,
         )
-    with (
-        stopped_by_signals(samples.objects),
-        closing(addressed(ComparisonFolder.reopen(path), caller)) as folder,
-    ):
-        before, about = read_design(folder.path)
-        trust.check(folder.path / MARKER, design_in(read_json(folder.path / MARKER)))
-        design, changed = added(before, methods, layers, seeds, path)
-        origins = merge(layers).origins
-        named_by = mirror.named_by(origins) if "tracking.uri" in origins else "folder"
-        address = changed["engine.address"].value if "engine.address" in changed else None
-        # Nothing that has begun is refused afterwards.
-        force = force or design.methods == before.methods
-        made = prepared(design, samples, jobs, caller, named_by, force=force, address=address)
-        prepare.check_existing(made, folder)
-        left = list(folder.unfinished(made.cells))
-        if design != before:
-            folder.save(design, made.cells, made.repeated, **about)
-        if left:
-            new = [cell for cell in left if not (folder.run_folder(cell) / "config.yaml").is_file()]
-            reuse.take(_reused(made, left, new, reused, caller), folder)
-        else:
-            caller.tell([f"{path} is finished: there is nothing to resume."])
-        return _carry_out(folder, made, caller, named_by, changed)
+        failures = [f"{folder.path / folder.inside / name}: {why}" for name, why in reasons.items()]
+        if failures:
+            failures.append(
+                f"{len(reasons)} of {len(cells)} cells failed. Try them again with:"
+                f" {folder.resume_command}"
+            )
+        done = {cell.method for cell in cells if cell.name not in reasons}
+        lost = dict.fromkeys(cell.method for cell in cells if cell.method not in done)
+        error = f"All cells of {', '.join(lost)} failed." if lost else ""
+        return Ending(folder.path, failures, error, any(map(folder.is_done, cells)))
 
+    def _reused(
+        self, made: PreparedComparison, left: Sequence[Job], new: Sequence[Job]
+    ) -> dict[str, Path]:
+        """Return finished runs for new cells, and tell what all that are left will cost."""
+        with preserved():
+            runs, notes = reuse.find(made, new, self.reused)
+            if self.caller.shown:
+                self.caller.tell(cost.measure(made, left, runs, notes).sentences)
+        return runs
 
-def prepared(
-    design: Design,
-    samples: LoadedSamples,
-    jobs: int | None,
-    caller: Caller,
-    named_by: NamedBy,
-    *,
-    force: bool = False,
-    address: str | None = None,
-) -> PreparedComparison:
-    """Check a comparison, and tell the caller the notes about it; see `prepare.prepare`."""
-    with preserved():
-        made = prepare.prepare(design, samples, jobs, force=force, address=address)
-    mirror.check(made.cells[0].config.tracking, named_by)
-    caller.tell(made.notes)
-    return made
-
-
-def train(
-    folder: ComparisonFolder,
-    made: PreparedComparison,
-    caller: Caller,
-    *,
-    changed: Layer | None = None,
-    write: Callable[[PlannedComparison], object] = lambda found: found.write(found.path),
-) -> Ending:
-    """Train what is left of a comparison in a folder that has its comparison.json, and report it.
-
-    It is called within `mirrored`.
-
-    Args:
-        folder: The folder, locked by this process.
-        made: The comparison.
-        caller: Who gets progress and notes.
-        changed: New values of keys that may change when a cell is resumed.
-        write: Function that writes the report.
-    """
-    cells, concurrent = made.cells, made.resources.concurrent
-    if not all(map(folder.is_done, cells)):
-        at_once = f", {concurrent} at once" if concurrent > 1 else ""
-        caller.tell([f"{folder.path}: {len(cells)} cells{at_once}."])
-    reasons = campaign.carry_out(
-        cells, folder, made.samples, made.resources, changed=changed or Layer(), shown=caller.shown
-    )
-    failures = [f"{folder.path / folder.inside / name}: {why}" for name, why in reasons.items()]
-    if failures:
-        failures.append(
-            f"{len(reasons)} of {len(cells)} cells failed. Try them again with:"
-            f" {folder.resume_command}"
-        )
-    done = {cell.method for cell in cells if cell.name not in reasons}
-    lost = tuple(dict.fromkeys(cell.method for cell in cells if cell.method not in done))
-    comparison, is_reported = PlannedComparison(folder.path), False
-    if any(map(folder.is_done, cells)):
-        try:
-            with caller.during(REPORT):
-                write(comparison)
-            is_reported = True
-        except UserError as error:  # the trainings are worth more than their report
-            caller.tell([f"there is no report: {error}"])
-    return Ending(comparison, tuple(failures), lost, is_reported)
-
-
-def _reused(
-    made: PreparedComparison,
-    left: Sequence[Job],
-    new: Sequence[Job],
-    reused: Sequence[Path],
-    caller: Caller,
-) -> dict[str, Path]:
-    """Return finished runs for new cells, and tell the caller what all that are left will cost."""
-    with preserved():
-        runs, notes = reuse.find(made, new, reused)
-        if caller.shown:
-            caller.tell(cost.measure(made, left, runs, notes).sentences)
-    return runs
-
-
-def _carry_out(
-    folder: ComparisonFolder,
-    made: PreparedComparison,
-    caller: Caller,
-    named_by: NamedBy,
-    changed: Layer | None = None,
-) -> Ending:
-    """Train what is left of a comparison, while it is sent to MLflow."""
-    with mirrored(folder, made.cells[0].config, caller, named_by) as mirrors:
-        ending = train(folder, made, caller, changed=changed)
-    with caller.during(MLFLOW):
-        return ending._replace(notes=mirrors.finish())
+    def _carry_out(
+        self,
+        folder: ComparisonFolder,
+        made: PreparedComparison,
+        named_by: NamedBy,
+        changed: Layer | None = None,
+    ) -> Ending:
+        """Train what is left of a comparison and report it, while it is sent to MLflow."""
+        with mirrored(folder, made.cells[0].config, self.caller, named_by) as mirrors:
+            ending = self.train(folder, made, changed)
+            if ending.is_reported:
+                try:
+                    with self.caller.during(REPORT):
+                        PlannedComparison(folder.path).write(folder.path)
+                except UserError as error:  # the trainings are worth more than their report
+                    self.caller.tell([f"there is no report: {error}"])
+                    ending = ending._replace(is_reported=False)
+        if ending.error:
+            others = f" The other methods: fl.load({str(folder.path)!r})."
+            lines = [*ending.failures, ending.error + (others if ending.is_reported else "")]
+            ending = ending._replace(error="\n".join(lines))
+        with self.caller.during(MLFLOW):
+            return ending._replace(notes=mirrors.finish())

@@ -1,16 +1,13 @@
 """Comparing methods, or variants of one, from Python, and resuming a comparison."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from os import PathLike, sep
 from pathlib import Path
 from typing import Any, Final
 
 from flbench.api import campaigns
-from flbench.api.caller import Caller, program
-from flbench.api.campaigns import OUT, Ending
+from flbench.api.caller import Caller
 from flbench.api.comparisons import PlannedComparison
 from flbench.calls import arguments, parts, resumed
 from flbench.comparison import ablation
@@ -18,7 +15,7 @@ from flbench.comparison import tuned as tuning
 from flbench.comparison.design import SECTION, Design, LabelledLayer, words_of
 from flbench.config.sources import Layer, from_values, is_line, merge, value_of, values_of
 from flbench.config.trust import run_code
-from flbench.core.errors import ConfigError, RunError
+from flbench.core.errors import ConfigError
 from flbench.core.own_names import checked
 from flbench.core.registry import ALGORITHMS
 from flbench.data.own import is_own
@@ -37,7 +34,6 @@ def call(
     values: Mapping[str, Any],
     keys: Mapping[str, Any],
     variants: Callable[[Design], Design] = lambda design: design,
-    shown: Mapping[str, Any] | None = None,
 ) -> PlannedComparison:
     """Carry out a call of `compare`, or of a function that compares variants of what is given.
 
@@ -46,13 +42,9 @@ def call(
         values: Its arguments by name, those of `compare` among them.
         keys: Keys by their dotted names.
         variants: Function from the design of what is given to the one that is carried out.
-        shown: Further arguments of the function, for comparison.json.
-
-    Returns:
-        The comparison, as `compare` returns it. The errors are those of `compare`, too.
     """
     given = arguments.sections(values, keys)
-    if values.get("address") is not None:
+    if values["address"] is not None:
         given["engine.address"] = values["address"]
     settings = {one: values[one] for one in ("seeds", "vary", "grid", "tuned")}
     with run_code(values["trust"]):
@@ -65,29 +57,24 @@ def call(
             variants,
             **settings,
         )
-        written = {"methods": values["methods"], **(shown or {}), **settings, **plain}
-        written |= {"force": True} if values["force"] else {}
-        text = ", ".join(f"{one}={value!r}" for one, value in written.items() if value is not None)
-        out = values["out"]
-        caller = program(shown=values["progress"], again=_again(given, objects, own))
-        ending = campaigns.start(
-            design,
+        written = {one: values.get(one) for one in ("methods", "keys", "values", "force")}
+        written |= settings | plain
+        left_out = (None, False)
+        told = [f"{k}={v!r}" for k, v in written.items() if not any(v is one for one in left_out)]
+        caller = Caller.of(values, given, objects, ["data", *objects] if own else None)
+        ending = campaigns.Campaign(
+            caller,
             LoadedSamples(objects, own),
             values["jobs"],
-            caller,
-            out=OUT if out is None else arguments.path_of(out, "out"),
-            command=(f"fl.{name}({text})",),
-            force=values["force"],
-            reused=_paths(values["reuse"]),
+            values["force"],
+            _paths(values["reuse"]),
+        ).start(
+            design,
+            out=campaigns.OUT if values["out"] is None else arguments.path_of(values["out"], "out"),
+            command=(f"fl.{name}({', '.join(told)})",),
         )
-    return _finished(ending, caller)
-
-
-def ablate(values: Mapping[str, Any], keys: Mapping[str, Any]) -> PlannedComparison:
-    """Carry out a call of `fl.ablate`, whose arguments are given by name, as for `call`."""
-    own = {"keys": values["keys"], "values": values["values"]}
-    methods = {"methods": [values["method"]]}
-    return call("ablate", {**values, **methods}, keys, partial(ablated, **own), own)
+    ending.check(caller)
+    return PlannedComparison(ending.path)
 
 
 def ablated(
@@ -106,22 +93,10 @@ def ablated(
 
 
 def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparison:
-    """Continue an interrupted comparison, or add to it, as `flbench compare --resume` does.
-
-    Args:
-        path: Folder of the comparison.
-        progress: Whether to show the progress.
-        keys: `jobs` and `address`; `methods` and `seeds` to add methods and repetitions; `reuse`
-            and `force`, as for `fl.compare`; sections and dotted keys that may change on resume;
-            and `data`, `partition`, `model` (or `module`) and the functions of `train` and
-            `evaluation`, if the comparison began with objects without an import path.
-
-    Returns:
-        The comparison, with the new cells. The errors are those of `compare`, too.
+    """Continue an interrupted comparison, or add to it; see `fl.resume`.
 
     Raises:
-        UserError: The folder is not that of a comparison, another process writes to it, a key must
-            not change, or an object must be given again.
+        ConfigError: A key must not change.
     """
     methods, seeds, jobs = (keys.pop(name, None) for name in ("methods", "seeds", "jobs"))
     reused, force = _paths(keys.pop("reuse", ())), keys.pop("force", False)
@@ -141,19 +116,13 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
             del given[section]
     origin = "argument of fl.resume"
     plain = {name: arguments.plain(value, name, origin) for name, value in given.items()}
-    caller = program(shown=progress, again=_again(keys, objects, own))
-    ending = campaigns.carry_on(
-        path,
-        methods_of(methods or [], origin),
-        [from_values(plain, origin)],
-        seeds,
-        LoadedSamples(objects, own),
-        jobs,
-        caller,
-        force=force,
-        reused=reused,
+    told = {"progress": progress}
+    caller = Caller.of(told, keys, objects, ["data", *objects] if own else None)
+    ending = campaigns.Campaign(caller, LoadedSamples(objects, own), jobs, force, reused).carry_on(
+        path, methods_of(methods or [], origin), [from_values(plain, origin)], seeds
     )
-    return _finished(ending, caller)
+    ending.check(caller)
+    return PlannedComparison(ending.path)
 
 
 def design_of(
@@ -343,13 +312,6 @@ def _check_data(layer: Layer) -> None:
             )
 
 
-def _again(
-    given: Mapping[str, Any], objects: Mapping[str, Any], data: Mapping[str, Any]
-) -> list[str]:
-    """Return the arguments by which `fl.resume` gets all objects of a comparison again."""
-    return parts.again(given, ["data", *objects] if data else objects)
-
-
 def listed(key: str, values: Any) -> list[Any]:
     """Return the values of a key of the grid as a list of values of YAML."""
     if isinstance(values, str) or not isinstance(values, Sequence):
@@ -361,23 +323,3 @@ def _paths(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> tuple[
     """Return the folders of an argument `reuse`, one or several."""
     several = [given] if isinstance(given, str | PathLike) else given
     return tuple(arguments.path_of(one, "reuse") for one in several)
-
-
-def _finished(ending: Ending, caller: Caller) -> PlannedComparison:
-    """Return a comparison.
-
-    Cells that failed are a warning of Python, unless they are all cells of a method.
-
-    Raises:
-        RunError: All cells of a method failed. The others are finished, and reported.
-    """
-    caller.tell(ending.notes)
-    if ending.lost:
-        path = str(ending.comparison.path)
-        others = f" The other methods: fl.load({path!r})." if ending.is_reported else ""
-        raise RunError(
-            "\n".join(ending.failures) + f"\nAll cells of {', '.join(ending.lost)} failed.{others}"
-        )
-    if ending.failures:
-        warnings.warn("\n".join(ending.failures), UserWarning, stacklevel=4)
-    return ending.comparison

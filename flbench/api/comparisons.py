@@ -7,15 +7,12 @@ from typing import Any, Final
 
 import pandas as pd
 
-from flbench.analysis.arrangement import arrange
-from flbench.analysis.tables import Analysis, analyse
-from flbench.api.reporting import Comparison
+from flbench.analysis.tables import Analysis
+from flbench.api.reporting import Comparison, analysed
 from flbench.calls import arguments
-from flbench.comparison.collect import collect
 from flbench.comparison.folder import read_cells, read_design
 from flbench.jobs.folder import read_failures
 from flbench.results.reading import is_finished
-from flbench.results.study_folder import PERSONAL, is_study, read_header
 
 CELLS: Final = {
     "method": "str",
@@ -55,22 +52,7 @@ class PlannedComparison(Comparison):
     def _analysis(self) -> Analysis:  # type: ignore[override]
         # Cells can differ in the version of the code, if the comparison was resumed with another
         # one. The report then has a warning everywhere.
-        found = collect([self.path])
-        metric, deployment = "accuracy", PERSONAL
-        if is_study(self.path):
-            header = read_header(self.path)
-            metric, deployment = header.metric, header.deployment
-        return analyse(
-            arrange(
-                found.runs,
-                metric=metric,
-                deployment=deployment,
-                force=True,
-                labels=found.labels,
-                notes=found.notes,
-                reference=found.reference,
-            )
-        )
+        return analysed([self.path], force=True)[0]
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Federated training of a LightningModule by its own training step."""
 
-from collections.abc import Mapping
 from typing import Any, Unpack
 
 from flbench.api import running
@@ -103,42 +102,22 @@ def federate(
     >>> test["mae"] < 0.5, test["mae_worst10"] > test["mae_mean"]
     (True, True)
     """
-    rest, keys = given(
-        "federate",
-        data=data,
-        method=method,
-        head=head,
-        args=args,
-        metrics=metrics,
-        **settings,
-    )
-    evaluation = rest["evaluation"]
-    if not (isinstance(module, str) or callable(module)):
+    asked = {"data": data, "method": method, "head": head, "args": args, "metrics": metrics}
+    rest, keys = given("federate", **asked, **settings)
+    if wrong := [name for name in ("model", "algorithm") if name in keys]:
+        own = "module" if wrong[0] == "model" else "method"
+        raise ConfigError(f"`{wrong[0]}` is an argument of fl.run; here it is `{own}`.")
+    if not callable(module) and (not isinstance(module, str) or ":" not in module):
         raise ConfigError(
             "`module` must be a LightningModule, a class or function that makes one, or its import"
-            f" path `package.module:name`, got {type(module).__name__}."
+            f" path `package.module:name`, got {module!r}."
         )
-    if isinstance(module, str) and ":" not in module:
-        raise ConfigError(
-            f"`module` must be an import path `package.module:name`, got {module!r}. The nets of"
-            " flbench have no training step: use fl.run(model=...)."
-        )
+    evaluation = rest["evaluation"]
     if metrics is not None:
-        if not isinstance(metrics, Mapping):
-            raise ConfigError(
-                "`metrics` must be a dict from names to metrics, such as"
-                f" {{'mae': torchmetrics.MeanAbsoluteError()}}, got {type(metrics).__name__}."
-            )
         if evaluation is not None and "metrics" in evaluation:
             raise ConfigError("`metrics` is `evaluation['metrics']`. Give one of them.")
         evaluation = {**(evaluation or {}), "metrics": metrics}
     model = {"name": module, "lightning": True, "head": head}
-    if args is not None:
-        model["args"] = args
-    if wrong := [name for name in ("model", "algorithm") if name in keys]:
-        raise ConfigError(
-            f"`{wrong[0]}` is an argument of fl.run; here it is"
-            f" `{'module' if wrong[0] == 'model' else 'method'}`."
-        )
-    own = {"algorithm": method, "model": model, "evaluation": evaluation}
-    return running.called(rest | own, keys)
+    model |= {} if args is None else {"args": args}
+    own_sections = {"algorithm": method, "model": model, "evaluation": evaluation}
+    return running.called(rest | own_sections, keys)

@@ -6,21 +6,19 @@ from typing import Any, Final
 
 import pandas as pd
 
+from flbench.analysis.arrangement import TRAFFIC
 from flbench.api.comparisons import PlannedComparison
 from flbench.api.runs import Run
 from flbench.api.studies import Study
 from flbench.calls import arguments
-from flbench.comparison.archive import is_archive
 from flbench.comparison.folder import is_comparison
 from flbench.config.schema import OutputConfig
 from flbench.config.sources import leaves
 from flbench.core.errors import UserError
 from flbench.core.text import warn
-from flbench.core.wording import in_shell
 from flbench.results import folders, reading, study_folder
 from flbench.results.differences import differing_keys
 
-TRAFFIC: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
 FIRST: Final = ("method", "dataset", "model", "seed")
 STATE: Final = ("rounds", "best_round", "finished")
 LAST: Final = (*TRAFFIC, "seconds", "path")
@@ -46,28 +44,9 @@ def load(path: str | PathLike[str], *, trust: bool = False) -> Run | Study | Pla
         DataError: A file in the folder is damaged.
     """
     folder = arguments.path_of(path, "path")
-    if not folder.exists():
-        raise UserError(f"{folder} does not exist.")
-    if is_comparison(folder) and not study_folder.is_study(folder):
-        return PlannedComparison(folder)
-    if is_archive(folder):
-        raise UserError(
-            f"{folder} is an archive: fl.report({str(folder)!r}) compares its runs, and flbench"
-            f" show {in_shell(folder)} shows them. To load one, name the folder that was packed."
-        )
-    if not folders.is_one(folder):
-        there = folders.below(folder)
-        cure = (
-            f" It contains {len(there)}: fl.runs({str(folder)!r}) lists its runs, and"
-            f" fl.load({str(there[0])!r}) reads one of them."
-            if there
-            else " fl.runs(FOLDER) lists the runs below a folder."
-        )
-        raise UserError(
-            f"{folder} is not the folder of a run or a study: it has no config.yaml or study.json."
-            f"{cure}"
-        )
-    return Study(folder) if study_folder.is_study(folder) else Run(folder, trust=trust)
+    if study_folder.is_study(folder):
+        return Study(folder)
+    return PlannedComparison(folder) if is_comparison(folder) else Run(folder, trust=trust)
 
 
 def runs(*paths: str | PathLike[str]) -> pd.DataFrame:

@@ -1,9 +1,9 @@
-"""Partitions: the schemes as objects, and a partition to look at before a run."""
+"""Partitions: the schemes as functions, and a partition to look at before a run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flbench.api.settings import AnyPath, Keys, Reading, given, verb
 from flbench.calls import arguments, parts
 from flbench.config.resolve import resolve
-from flbench.config.schema import SCHEME_KEYS, Config, PartitionConfig
+from flbench.config.schema import DEALT, SCHEME_KEYS, Config, PartitionConfig
 from flbench.config.trust import run_code
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import ConfigError, DataError, UserError, did_you_mean
@@ -28,69 +28,45 @@ if TYPE_CHECKING:
     from flbench.data.federation import Federation
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Scheme:
-    """Section `partition` of the configuration for one scheme.
-
-    A field that is None has the default of the configuration (`PartitionConfig`, which describes
-    the keys). Values are checked when a run or a partition is made.
-
-    >>> Dirichlet(alpha=0.1, clients=20).section()
-    {'scheme': 'dirichlet', 'clients': 20, 'alpha': 0.1}
-    """
-
-    def __new__(cls, *values: Any, **keys: Any) -> Self:
-        """Refuse what the scheme does not have, as the configuration does."""
-        known = [field.name for field in fields(cls)]
-        if values:
-            raise ConfigError(
-                f"fl.{cls.__name__} takes keyword arguments, got {values[0]!r}: write"
-                f" fl.{cls.__name__}(clients=10)."
-            )
-        for key in keys:
-            if key not in known:
-                hint = did_you_mean(key, known) or f" Keys there: {', '.join(known)}."
-                raise ConfigError(f"`{key}` is not a key of fl.{cls.__name__}.{hint}")
-        return super().__new__(cls)
-
-    scheme: ClassVar[str]
-    clients: int | None = None
-    split: tuple[float, float, float] | None = None
-    pool: str | None = None
-    samples: int | None = None
-    min_samples: int | None = None
-    seed: int | None = None
-    new_clients: int | float | Sequence[str] | None = None
-    new_alpha: float | None = None
-    new_shots: int | None = None
-
-    def section(self) -> dict[str, Any]:
-        """Return the keys of the section `partition` that are given."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"scheme": self.scheme} | {k: v for k, v in given.items() if v is not None}
+COMMON: Final = tuple(
+    key
+    for key in PartitionConfig.model_fields
+    if key not in ("scheme", "args", "sha256")
+    and (key not in SCHEME_KEYS or {*DEALT} <= {*SCHEME_KEYS[key]})
+)
+"""Keys of the section `partition` that all schemes have."""
+SCHEMES: Final[dict[str, Callable[..., dict[str, Any]]]] = {}
+"""The functions that make a section, by the name of their scheme."""
 
 
-COMMON: Final = tuple(one.name for one in fields(_Scheme))
-"""Keys of all schemes."""
-
-
-def _scheme(title: str, name: str) -> Any:
-    """Return the class of a scheme, whose attributes are its keys of the section `partition`."""
+def _scheme(title: str, name: str) -> Callable[..., dict[str, Any]]:
+    """Return the function that makes the section `partition` of a scheme of its keys."""
     own = [key for key, schemes in SCHEME_KEYS.items() if name in schemes and key not in COMMON]
+
+    def section(**keys: Any) -> dict[str, Any]:
+        return _section(title, name, own, keys)
+
     known = PartitionConfig.model_fields
     about = [f"    {key}: {known[key].description}." for key in (*own, *COMMON)]
-    return make_dataclass(
-        title,
-        [(key, "Any", None) for key in own],
-        bases=(_Scheme,),
-        namespace={
-            "scheme": name,
-            "__module__": __name__,
-            "__doc__": "\n".join([f"The scheme `{name}`.\n", "Attributes:", *about]),
-        },
-        frozen=True,
-        kw_only=True,
-    )
+    section.__name__ = section.__qualname__ = title
+    section.__doc__ = "\n".join([f"Section `partition` of the scheme `{name}`.\n", "Args:", *about])
+    keys = [Parameter(key, Parameter.KEYWORD_ONLY, default=None) for key in (*own, *COMMON)]
+    vars(section)["__signature__"] = Signature(keys)
+    SCHEMES[name] = section
+    return section
+
+
+def _section(title: str, scheme: Any, own: Sequence[str], keys: Keys) -> dict[str, Any]:
+    """Return the section of a scheme; values are checked when a run or a partition is made.
+
+    Raises:
+        ConfigError: The scheme does not have a key, which a configuration would ignore.
+    """
+    known = [*own, *COMMON]
+    if wrong := [key for key in keys if key not in known]:
+        hint = did_you_mean(wrong[0], known) or f" Keys there: {', '.join(known)}."
+        raise ConfigError(f"`{wrong[0]}` is not a key of fl.{title}.{hint}")
+    return {"scheme": scheme} | {key: value for key, value in keys.items() if value is not None}
 
 
 IID = _scheme("IID", "iid")
@@ -123,9 +99,8 @@ FromFile = _scheme("FromFile", "file")
 (`partition.scheme=file`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scheme(_Scheme):
-    """A function of your own that distributes samples (`partition.scheme=package.module:name`).
+def Scheme(function: Callable[..., Any] | str, **keys: Any) -> dict[str, Any]:  # noqa: N802
+    """Section `partition` of a function of your own that distributes samples.
 
     It is called as `function(y, clients, rng, **args)` with the labels [n] of the samples to
     distribute (int64), the number of clients N and a `numpy.random.Generator` that is seeded by
@@ -135,10 +110,8 @@ class Scheme(_Scheme):
 
     Args:
         function: The function, or its import path `package.module:name`.
-        keys: The attributes below.
-
-    Attributes:
-        args: Keyword arguments of the function: numbers, booleans, texts, and lists of them.
+        keys: `args`, the keyword arguments of the function (numbers, booleans, texts, and lists of
+            them), and the keys that all schemes have, such as `clients`.
 
     >>> def in_turn(y, clients, rng):
     ...     return [np.arange(k, len(y), clients) for k in range(clients)]
@@ -146,19 +119,7 @@ class Scheme(_Scheme):
     >>> made.sizes["train"].tolist()
     [300, 300, 300, 300]
     """
-
-    def __new__(cls, *values: Any, **keys: Any) -> Self:
-        """Accept the function without its name."""
-        return super().__new__(cls, *values[1:], **keys)
-
-    scheme = "object"
-    function: Callable[..., Any] | str = field(kw_only=False)
-    args: Mapping[str, Any] | None = None
-
-    def section(self) -> dict[str, Any]:
-        """Return the keys of the section `partition` that differ from their defaults."""
-        section = super().section()
-        return section | {"scheme": section.pop("function")}
+    return _section("Scheme", function, ["args"], keys)
 
 
 class Partition:

@@ -13,7 +13,6 @@ from flbench.analysis.arrangement import arrange
 from flbench.analysis.page import heading
 from flbench.analysis.shown import TABLES, ranks
 from flbench.analysis.tables import Analysis, analyse
-from flbench.api import html
 from flbench.api.plots import named
 from flbench.api.runs import Run
 from flbench.calls import arguments
@@ -22,7 +21,8 @@ from flbench.comparison.archive import Unpacked
 from flbench.comparison.collect import collect
 from flbench.core import files
 from flbench.core.errors import UserError, did_you_mean
-from flbench.reports.shown import Shown
+from flbench.core.system_errors import as_flbench_errors
+from flbench.reports.shown import Shown, card
 from flbench.results import study_folder
 
 if TYPE_CHECKING:
@@ -94,18 +94,6 @@ class Comparison:
             clients' own models), `value`, `round`; whether it is the `best` one by validation, and
             the `last` evaluated one; `trainings`, `bytes` and `seconds` until then; `path`.
     """
-
-    leaderboard: pd.DataFrame
-    scores: pd.DataFrame
-    pairs: pd.DataFrame
-    classes: pd.DataFrame
-    clients: pd.DataFrame
-    client_scores: pd.DataFrame
-    client_spread: pd.DataFrame
-    new_clients: pd.DataFrame
-    curves: pd.DataFrame
-    targets: pd.DataFrame
-    long: pd.DataFrame
 
     def __init__(self, analysis: Analysis, unpacked: Sequence[Unpacked] = ()) -> None:
         self._analysis = analysis
@@ -205,13 +193,8 @@ class Comparison:
             UserError: The folder cannot be written.
         """
         place = arguments.path_of(folder, "folder")
-        try:
+        with as_flbench_errors():
             written.write(place, self._analysis)
-        except OSError as error:
-            raise UserError(
-                f"the report cannot be written to {place} ({error.strerror or error}). Name"
-                " another folder."
-            ) from error
         return place
 
     def shown(self) -> list[Shown]:
@@ -242,9 +225,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         comparison = self._analysis.comparison
-        pieces = [html.prose("\n\n".join(self.answer))]
-        pieces += map(html.block, self.shown())
-        return html.card(heading(comparison), *pieces, html.notes(self.warnings))
+        return card(heading(comparison), *self.answer, *self.shown(), self.warnings)
 
 
 Source = Run | str | PathLike[str]
@@ -260,7 +241,24 @@ def report(
     long: str | PathLike[str] | None,
 ) -> Comparison:
     """Carry out a call of `fl.report`."""
-    paths = _paths(runs)
+    given = {"metric": metric, "baseline": baseline, "targets": target}
+    tables, unpacked = analysed(_paths(runs), force=force, **given)
+    if long is not None:
+        with as_flbench_errors():
+            files.write(arguments.path_of(long, "long"), frame.csv_of(tables.long).encode())
+    return Comparison(tables, unpacked)
+
+
+def analysed(
+    paths: Sequence[Path], *, metric: Any = None, **options: Any
+) -> tuple[Analysis, Sequence[Unpacked]]:
+    """Return the tables of the runs at or below paths, and the archives from which they come.
+
+    Args:
+        paths: The paths.
+        metric: See `fl.report`.
+        options: Further arguments of `arrange`.
+    """
     found = collect(paths)
     own, deployment = "accuracy", study_folder.PERSONAL
     if len(paths) == 1 and study_folder.is_study(paths[0]):
@@ -270,24 +268,13 @@ def report(
         found.runs,
         metric=metric or own,
         deployment=deployment,
-        targets=target,
-        baseline=baseline,
-        force=force,
         labels=found.labels,
         shown=found.names,
         notes=found.notes,
         reference=found.reference,
+        **options,
     )
-    tables = analyse(comparison)
-    if long is not None:
-        file = arguments.path_of(long, "long")
-        try:
-            files.write(file, frame.csv_of(tables.long).encode())
-        except OSError as error:
-            raise UserError(
-                f"{file} cannot be written ({error.strerror or error}). Name another file."
-            ) from error
-    return Comparison(tables, found.unpacked)
+    return analyse(comparison), found.unpacked
 
 
 def pack(runs: Source | Sequence[Source], file: str | PathLike[str]) -> Path:

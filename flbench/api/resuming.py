@@ -1,17 +1,17 @@
 """Resuming a run, a study or a comparison."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flbench.api.caller import Caller, program
-from flbench.api.running import RunsEnding, finished, listed, train_one
+from flbench.api.caller import Caller
+from flbench.api.running import RunsEnding, finished, train_one
 from flbench.api.runs import Run
 from flbench.callbacks import Callback
 from flbench.callbacks.base import Logger
-from flbench.calls import arguments, parts, resumed
+from flbench.calls import arguments, resumed
 from flbench.comparison.folder import is_comparison
 from flbench.config.sources import Layer, from_values
 from flbench.config.trust import run_code
@@ -87,40 +87,22 @@ def resume(
         origin = "argument of fl.resume"
         plain, objects = resumed.of_resume(folder, keys)
         given = {name: arguments.plain(value, name, origin) for name, value in plain.items()}
-        caller = program(shown=progress, again=parts.again(keys, objects))
-        changed, told = from_values(given, origin), (listed(callbacks), listed(logger))
-        ending = carry_on(folder, changed, caller, *told, objects=objects)
-        return finished(ending, caller, objects)
+        told = {"progress": progress, "callbacks": callbacks, "logger": logger}
+        caller = Caller.of(told, keys, objects)
+        return finished(carry_on(folder, from_values(given, origin), caller), caller)
 
 
-def carry_on(
-    path: Path,
-    changed: Layer,
-    caller: Caller,
-    callbacks: Sequence[Callback] = (),
-    loggers: Sequence[Logger] = (),
-    *,
-    objects: Mapping[str, Any] | None = None,
-) -> RunsEnding:
+def carry_on(path: Path, changed: Layer, caller: Caller) -> RunsEnding:
     """Train what is left of a run.
 
     Args:
         path: The run folder.
         changed: New values of keys that may change on resume.
-        caller: Who gets progress and notes.
-        callbacks: Callbacks of the user, as the run began with them.
-        loggers: Loggers of Lightning.
-        objects: Objects of the user without an import path, by the name of their section.
+        caller: Who gets progress and notes, with the callbacks that the run began with.
 
     Returns:
         The folder, and the process that sends it to MLflow if there is one. Nothing is trained if
-        the run was finished before.
-
-    Raises:
-        UserError: The folder is not a run folder, another process writes to it, a key must not
-            change, an object must be given again, or the data have changed.
-        RunError: The run or a callback failed.
-        KeyboardInterrupt: The run was interrupted again and saved.
+        the run was finished before. The errors are those of `resume`.
     """
     reading.check_run_folder(path)
     if (path / "trial.json").is_file():
@@ -130,6 +112,5 @@ def carry_on(
             f" tune --resume {study}"
         )
     ending = RunsEnding([], Mirrors("user" if "tracking.uri" in changed else "folder"))
-    train = partial(lifecycle.resume, path, changed)
-    train_one(train, f"resuming {path}", ending, caller, callbacks, loggers, objects or {})
+    train_one(partial(lifecycle.resume, path, changed), f"resuming {path}", ending, caller)
     return ending

@@ -1,14 +1,16 @@
 """Running and resuming experiments from Python."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from flbench.api import caller as show_progress
-from flbench.api.caller import Caller, program
+from flbench.api.caller import Bar, Caller, Lines, Progress
 from flbench.api.runs import Run
 from flbench.callbacks import Callback
 from flbench.callbacks.base import Logger
@@ -20,15 +22,61 @@ from flbench.config.trust import run_code
 from flbench.core.errors import PrintableError, RunError, combined
 from flbench.core.parts import offered
 from flbench.core.system_errors import as_flbench_errors
+from flbench.core.user_code_errors import note_of
 from flbench.experiment import lifecycle
 from flbench.experiment.run_folder import RunFolder
+from flbench.reports.terminal import open_console
 from flbench.results import reading
 from flbench.results.summary import training_failure
 
 if TYPE_CHECKING:
     from flbench.tracking.mirror import Mirrors
 
-Item = TypeVar("Item")
+
+KERNELS: Final = ("ZMQInteractiveShell", "Shell")  # Jupyter and VS Code; Colab
+
+
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook, which shows HTML."""
+    if "IPython" not in sys.modules:
+        return False
+    shell: Any = import_module("IPython")
+    return type(shell.get_ipython()).__name__ in KERNELS
+
+
+@contextmanager
+def display(title: str, known: set[str] | None = None) -> Iterator[Progress]:
+    """Show the progress of a run. Python warnings inside the context are shown as notes.
+
+    Args:
+        title: Line that is shown first; the middle of a long one is left out.
+        known: Notes from before the first round of earlier runs of a comparison, for example on its
+            partition. They are not shown again; new ones are added.
+
+    Yields:
+        The callback that shows the progress.
+    """
+    console, known = open_console(errors=True), set() if known is None else known
+    current: Progress
+    if is_notebook():
+        from flbench.api.notebook import NotebookBar
+
+        current = NotebookBar(title, known)
+    elif console.is_terminal:
+        current = Bar(title, known, console)
+    else:
+        current = Lines(title, known, console)
+    shown: set[str] = set()
+
+    def note(message: Warning | str, _: Any, file: str, line: int, *__: object) -> None:
+        if (text := note_of(message, file, line)) not in shown:
+            shown.add(text)
+            current.on_note(text)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = note  # type: ignore[assignment]
+        with current.live():
+            yield current
 
 
 def called(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Run:
@@ -39,10 +87,8 @@ def called(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Run:
         plain = parts.with_natural_clients(plain, objects)
     with run_code(values["trust"]):
         checked, origins = resolve(arguments.layers("run", values["config"], plain))
-    caller = program(shown=values["progress"], again=parts.again(given, objects))
-    told = listed(values["callbacks"]), listed(values["logger"])
-    ending = start([(checked, origins)], caller, *told, objects=objects)
-    return finished(ending, caller, objects)
+    caller = Caller.of(values, given, objects)
+    return finished(start([(checked, origins)], caller), caller)
 
 
 @dataclass(frozen=True)
@@ -76,22 +122,12 @@ class RunsEnding:
             raise combined(errors)
 
 
-def start(
-    runs: Sequence[tuple[Config, dict[str, str]]],
-    caller: Caller,
-    callbacks: Sequence[Callback] = (),
-    loggers: Sequence[Logger] = (),
-    *,
-    objects: Mapping[str, Any] | None = None,
-) -> RunsEnding:
+def start(runs: Sequence[tuple[Config, dict[str, str]]], caller: Caller) -> RunsEnding:
     """Train one run after the other. If there are several, one that fails does not stop the others.
 
     Args:
         runs: Configuration of each run, with the origin of each value by its dotted path.
         caller: Who gets progress and notes.
-        callbacks: Callbacks of the user.
-        loggers: Loggers of Lightning.
-        objects: Objects of the user without an import path, by the name of their section.
 
     Raises:
         UserError: Data, configuration and callbacks of a single run do not fit together, or its
@@ -111,9 +147,8 @@ def start(
     for position, (config, origins) in enumerate(runs):
         method = config.algorithm.name
         train = partial(lifecycle.run, config, origins)
-        title = f"{method} on {config.data.title}"
         try:
-            train_one(train, title, ending, caller, callbacks, loggers, objects or {}, known)
+            train_one(train, f"{method} on {config.data.title}", ending, caller, known)
         except PrintableError as error:
             if len(runs) == 1:
                 raise
@@ -132,9 +167,6 @@ def train_one(
     title: str,
     ending: RunsEnding,
     caller: Caller,
-    callbacks: Sequence[Callback],
-    loggers: Sequence[Logger],
-    objects: Mapping[str, Any],
     known: set[str] | None = None,
 ) -> None:
     """Train one run with progress and a mirror, and add its folder to the ending.
@@ -143,26 +175,23 @@ def train_one(
         train: Function of the callbacks, the loggers and the function that says how to resume.
         title: Line above the progress.
         ending: Folders and mirrors of all runs.
-        caller: See `start`.
-        callbacks: See `start`.
-        loggers: See `start`.
-        objects: See `start`.
-        known: Notes of earlier runs; see `flbench.api.caller.display`.
+        caller: Who gets progress and notes.
+        known: Notes of earlier runs; see `display`.
     """
     with (
         as_flbench_errors(),
         preserved(),
-        _display(title, known, caller.shown) as display,
+        display(title, known) if caller.shown else nullcontext(Callback()) as shown,
         ending.mirrors or nullcontext(),
-        offered(objects),
+        offered(caller.objects),
     ):
-        told = [display, *callbacks]
+        told = [shown, *caller.callbacks]
         if ending.mirrors is not None:
             from flbench.tracking.callback import StartMirror
 
-            told.insert(0, StartMirror(ending.mirrors, display.on_note))
+            told.insert(0, StartMirror(ending.mirrors, shown.on_note))
         how_to_resume = caller.how_to_resume or RunFolder.command_to_resume
-        ending.paths.append(train(told, loggers, how_to_resume))
+        ending.paths.append(train(told, caller.loggers, how_to_resume))
 
 
 def failure(path: Path) -> RunError | None:
@@ -174,24 +203,8 @@ def failure(path: Path) -> RunError | None:
     return None if reason is None else RunError(f"{reason}. {cure}")
 
 
-def finished(ending: RunsEnding, caller: Caller, objects: Mapping[str, Any]) -> Run:
+def finished(ending: RunsEnding, caller: Caller) -> Run:
     """Return the run of a call from Python; a RunError if no client finished a training."""
     caller.tell(ending.unsent())
     ending.check()
-    return Run(ending.paths[0], objects)
-
-
-def _display(title: str, known: set[str] | None, shown: bool) -> AbstractContextManager[Callback]:
-    """Return the context manager that shows the progress of a run."""
-    if not shown:
-        return nullcontext(Callback())
-    if not show_progress.is_notebook():
-        return show_progress.display(title, known)
-    from flbench.api import notebook
-
-    return notebook.display(title)
-
-
-def listed(items: Item | Sequence[Item]) -> list[Item]:
-    """Return one item, or a list or tuple of them, as a list."""
-    return list(items) if isinstance(items, list | tuple) else [items]  # type: ignore[list-item]
+    return Run(ending.paths[0], caller.objects)

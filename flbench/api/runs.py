@@ -370,6 +370,6 @@ class Run:
         return f"<Run of {self.title}, seed {self.config.seed}: {state}; {self.path}>"
 
     def _repr_html_(self) -> str:
-        from flbench.api import run_card
+        from flbench.api import notebook
 
-        return run_card.card(self._run)
+        return notebook.card_of(self._run)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from flbench.api import html
 from flbench.api.comparisons import PlannedComparison
-from flbench.api.study_plots import plot
 from flbench.calls import arguments
 from flbench.comparison.folder import is_comparison
 from flbench.core.errors import UserError, did_you_mean
+from flbench.reports.shown import Chapter, card
 from flbench.results import metrics_file, study_folder
 from flbench.results.study_folder import Trial
 from flbench.results.summary import evaluated_rounds
@@ -134,7 +133,22 @@ class Study:
             UserError: There is no such picture or method, or the study does not have yet what the
                 picture shows.
         """
-        return plot(self.report, name, method)
+        if name == "comparison":
+            return self.comparison.plot("leaders")
+        if method is None and len(self.methods) == 1:
+            method = self.methods[0]
+        asked = name if name == "history" else f"{method}-{name}"
+        drawn = [one for part in self.report.extra.chapters for one in part.pictures()]
+        figures = {one.name: one.figure for one in drawn}
+        if asked not in figures:
+            found = self.report.importances.get(str(method))
+            why = found.why if found and name == "importance" else ""
+            raise UserError(
+                f"{self.path} has no picture `{asked}`.{did_you_mean(asked, figures)} There are"
+                f" {', '.join(figures)}. {why} fl.resume({str(self.path)!r}) continues an"
+                " interrupted study."
+            )
+        return figures[asked]
 
     @cached_property
     def comparison(self) -> PlannedComparison:
@@ -199,13 +213,13 @@ class Study:
     def _repr_html_(self) -> str:
         winners = [self.report.best(method) for method in self.methods]
         facts = {key: self.report.facts[key] for key in ("data", "budget", "metric", "search")}
-        return html.card(
+        best = Chapter("Best parameters", [[one for one in winners if one]], is_open=True)
+        notes = Chapter("Notes", [self.notes], is_open=True)
+        return card(
             self.report.heading,
-            html.facts(facts | {"folder": str(self.path)}),
-            html.prose("\n\n".join(self.report.answer)),
-            *map(html.block, self.report.tables),
-            html.heading("Best parameters"),
-            html.notes([winner for winner in winners if winner]),
-            html.heading("Notes") if self.notes else "",
-            html.notes(self.notes),
+            facts | {"folder": str(self.path)},
+            *self.report.answer,
+            *self.report.tables,
+            best,
+            notes,
         )

@@ -1,14 +1,13 @@
 """Searching hyper-parameters from Python, and resuming a study."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from flbench.api import campaigns, studies
-from flbench.api.caller import Caller, program
+from flbench.api.caller import Caller
 from flbench.api.comparing import NAMING, methods_of
 from flbench.api.studies import Study
 from flbench.calls import arguments, parts, resumed
@@ -19,7 +18,7 @@ from flbench.comparison.design import Design, layers_of_each
 from flbench.comparison.folder import ComparisonFolder
 from flbench.config.sources import Layer, from_values, merge
 from flbench.config.trust import run_code
-from flbench.core.errors import ConfigError, RunError
+from flbench.core.errors import ConfigError
 from flbench.core.system_errors import as_flbench_errors
 from flbench.jobs.samples import LoadedSamples
 from flbench.results import study_folder
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 RESOURCES: Final = ("jobs", "gpus_per_trial", "retries", "address")
 """Arguments of `tune` that may change when a study is resumed."""
 PATHS: Final = ("space", "out")
-FINISHED: Final = "{} is finished: there is nothing to resume."
 OPTIONS: Final = (
     *("trials", "seeds", "vary", "search", "scheduler", "metric", "deployment"),
     *(*RESOURCES, *PATHS),
@@ -49,15 +47,11 @@ OPTIONS: Final = (
 
 
 def called(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Study:
-    """Carry out a call of `fl.tune`.
-
-    Args:
-        values: Its arguments by name.
-        keys: Its keys by their dotted names.
-    """
+    """Carry out a call of `fl.tune`, given its arguments by name and its dotted keys."""
     given = arguments.sections(values, keys)
     options = fields({name: values[name] for name in OPTIONS})
     plain, objects = parts.split(given)
+    caller = Caller.of(values, given, objects)
     with run_code(values["trust"]):
         methods = methods_of(values["methods"], "argument of fl.tune")
         if named := [
@@ -68,39 +62,23 @@ def called(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Study:
                 " budget of the others: give keys as arguments of fl.tune."
             )
         layers = layers_of_each(methods, arguments.layers("tune", values["config"], plain))
-    asked = {**options, **{name: value for name, value in plain.items() if value is not None}}
-    call = ", ".join([repr(list(layers)), *(f"{name}={value!r}" for name, value in asked.items())])
-    caller = program(shown=values["progress"], again=parts.again(given, objects))
-    with run_code(values["trust"]):
-        ending = start(
-            layers,
-            options,
-            command=(f"fl.tune({call})",),
-            caller=caller,
-            objects=objects,
-        )
-    return _finished(ending, caller)
+        asked = {**options, **{name: value for name, value in plain.items() if value is not None}}
+        told = ", ".join([repr([*layers]), *(f"{k}={v!r}" for k, v in asked.items())])
+        ending = start(layers, options, (f"fl.tune({told})",), caller)
+    ending.check(caller)
+    return Study(ending.path)
 
 
 def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
-    """Continue an interrupted study, as `flbench tune --resume` does.
-
-    Args:
-        path: The study folder.
-        progress: Whether to show the progress.
-        resources: Those of `jobs`, `gpus_per_trial`, `retries` and `address` that change.
+    """Continue an interrupted study; see `fl.resume`.
 
     Raises:
-        UserError: The folder is not a study folder, the data have changed, or an argument
-            cannot change.
-        RunError: No trial of a method has a score, or a server of Ray was lost.
-        KeyboardInterrupt: The study was interrupted again.
+        ConfigError: An argument cannot change.
     """
     files = sorted(path.glob("methods/*.yaml"))  # data, net and terms are those of all methods
     began = files[0].relative_to(path).as_posix() if files else ""
     known = (*parts.SECTIONS, "module", "algorithm")
-    parts_given = [name for name in resources if name in known]
-    own = {name: resources.pop(name) for name in parts_given}
+    own = {name: resources.pop(name) for name in [*resources] if name in known}
     rest, objects = resumed.of_resume(path, own, began)
     resources |= {name: value for name, value in rest.items() if value}
     if unknown := [name for name in resources if name not in RESOURCES]:
@@ -110,9 +88,10 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
             " `partition`, `model` and the functions of `train` and `evaluation` are given again"
             " if they are objects."
         )
-    caller = program(shown=progress, again=parts.again(own, objects))
-    ending = carry_on(path, fields(resources), caller=caller, objects=objects)
-    return _finished(ending, caller)
+    caller = Caller.of({"progress": progress}, own, objects)
+    ending = carry_on(path, fields(resources), caller)
+    ending.check(caller)
+    return Study(ending.path)
 
 
 def fields(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,30 +109,12 @@ def fields(given: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in found.items()}
 
 
-class StudyEnding(NamedTuple):
-    """How a study ended.
-
-    Attributes:
-        path: The study folder.
-        notes: Sentences about cells that failed, and about what was not sent to MLflow.
-        resume: Command that trains again what has failed; None if nothing.
-        lost: Labels of the methods all of whose cells failed.
-    """
-
-    path: Path
-    notes: list[str]
-    resume: str | None = None
-    lost: tuple[str, ...] = ()
-
-
 def start(
     layers: dict[str, list[Layer]],
-    options: dict[str, Any],
-    *,
+    options: Mapping[str, Any],
     command: Sequence[str],
     caller: Caller,
-    objects: Mapping[str, Any] = MappingProxyType({}),
-) -> StudyEnding:
+) -> campaigns.Ending:
     """Check a study, make its folder, and carry it out.
 
     Args:
@@ -161,7 +122,6 @@ def start(
         options: Fields of `flbench.tuning.request.TuneRequest` that differ from their defaults.
         command: What the user called, for study.json.
         caller: Who gets progress and notes.
-        objects: Objects of the user, by the section of the configuration that they stand for.
 
     Raises:
         UserError: The study cannot be carried out.
@@ -173,10 +133,11 @@ def start(
     from flbench.tuning import cost, prepare
     from flbench.workers.ray_resources import cluster
 
-    with campaigns.stopped_by_signals(objects):
+    with campaigns.stopped_by_signals(caller.objects):
         with caller.during(campaigns.CHECK):
-            prepared = _prepared(layers, options, caller, objects)
-            _check_partitions(prepared, objects)
+            prepared = _prepared(layers, options, caller)
+            named_by = mirror.named_by(next(iter(prepared.origins.values())))
+            _check_partitions(prepared, caller)
             if caller.shown:
                 with preserved():
                     caller.tell(cost.measure(prepared).sentences)
@@ -185,20 +146,11 @@ def start(
             driver = stack.enter_context(cluster(prepared.resources))
             folder = campaigns.addressed(prepare.create(prepared, command), caller)
             stack.enter_context(closing(folder))
-            return _carry_out(folder, prepared, caller, _store_named_by(prepared), objects, driver)
+            return _carry_out(folder, prepared, caller, named_by, driver)
 
 
-def plan(layers: dict[str, list[Layer]], options: dict[str, Any], caller: Caller) -> "Plan":
-    """Check a study, and estimate its cost; nothing is written or trained to the end.
-
-    Args:
-        layers: Layers of each method's configuration, in the order of the methods.
-        options: Fields of `flbench.tuning.request.TuneRequest` that differ from their defaults.
-        caller: Who gets notes.
-
-    Raises:
-        UserError: The study cannot be carried out.
-    """
+def plan(layers: dict[str, list[Layer]], options: Mapping[str, Any], caller: Caller) -> "Plan":
+    """Check a study, and estimate its cost; see `start`. Nothing is written."""
     require_ray_tune()
     from flbench.tuning import cost
 
@@ -207,37 +159,27 @@ def plan(layers: dict[str, list[Layer]], options: dict[str, Any], caller: Caller
 
 
 def _prepared(
-    layers: dict[str, list[Layer]],
-    options: dict[str, Any],
-    caller: Caller,
-    objects: Mapping[str, Any] = MappingProxyType({}),
+    layers: dict[str, list[Layer]], options: Mapping[str, Any], caller: Caller
 ) -> "PreparedStudy":
     """Check a study, and tell the caller the notes about it."""
     from flbench.tuning import prepare
     from flbench.tuning.request import TuneRequest
     from flbench.workers.shipping import pack
 
-    parcel = pack(objects, layers)
+    parcel = pack(caller.objects, layers)
     prepared = prepare.prepare(TuneRequest(tuple(layers), **options), layers, parcel)
-    mirror.check(prepared.config.tracking, _store_named_by(prepared))
+    mirror.check(prepared.config.tracking, mirror.named_by(next(iter(prepared.origins.values()))))
     caller.tell(prepared.notes)
     return prepared
 
 
-def carry_on(
-    path: Path,
-    resources: dict[str, Any],
-    *,
-    caller: Caller,
-    objects: Mapping[str, Any] = MappingProxyType({}),
-) -> StudyEnding:
+def carry_on(path: Path, changed: dict[str, Any], caller: Caller) -> campaigns.Ending:
     """Carry out what is left of a study.
 
     Args:
         path: Study folder.
-        resources: Fields of `flbench.tuning.request.TuneRequest` that change.
+        changed: Fields of `flbench.tuning.request.TuneRequest` that change.
         caller: Who gets progress and notes.
-        objects: Objects of the user, by the section of the configuration that they stand for.
 
     Raises:
         UserError: The path is not a study folder, or the data have changed.
@@ -252,34 +194,15 @@ def carry_on(
     from flbench.workers.shipping import pack
 
     with (
-        campaigns.stopped_by_signals(objects),
+        campaigns.stopped_by_signals(caller.objects),
         closing(campaigns.addressed(StudyFolder.reopen(path), caller)) as folder,
     ):
-        prepared = prepare.reopen(folder, resources)
-        prepared = replace(prepared, parcel=pack(objects, prepared.configs))
+        prepared = prepare.reopen(folder, changed)
+        prepared = replace(prepared, parcel=pack(caller.objects, prepared.configs))
         search.begin_again(folder)
-        if search.is_over(folder, prepared):
-            return _carry_out(folder, prepared, caller, "folder", objects)
-        with cluster(prepared.resources) as driver:
-            return _carry_out(folder, prepared, caller, "folder", objects, driver)
-
-
-def failure(ending: StudyEnding) -> str | None:
-    """Return why a study, or a method of it, has no result; None if all methods have one.
-
-    The last line says how to go on, if what failed may be trained again.
-    """
-    path = ending.path
-    reason = search_failure(study_folder.read(path))
-    if reason is None and ending.lost:
-        reason = f"all cells of {', '.join(ending.lost)} failed."
-    again = f"\nResume with: {ending.resume}" if ending.resume else ""
-    return reason and f"{path}: {reason} All reasons are in {path / 'report.md'}.{again}"
-
-
-def _store_named_by(prepared: "PreparedStudy") -> NamedBy:
-    """Return who names the address of MLflow's store, for a study that has not begun."""
-    return mirror.named_by(next(iter(prepared.origins.values())))
+        is_over = search.is_over(folder, prepared)
+        with nullcontext() if is_over else cluster(prepared.resources) as driver:
+            return _carry_out(folder, prepared, caller, "folder", driver)
 
 
 def _carry_out(
@@ -287,9 +210,8 @@ def _carry_out(
     prepared: "PreparedStudy",
     caller: Caller,
     named_by: NamedBy,
-    objects: Mapping[str, Any],
-    driver: "RayDriver | None" = None,
-) -> StudyEnding:
+    driver: "RayDriver | None",
+) -> campaigns.Ending:
     """Train what is left of a study: trials of its search, then the cells of its winners.
 
     Args:
@@ -297,7 +219,6 @@ def _carry_out(
         prepared: The study.
         caller: Who gets progress and notes.
         named_by: Who names the address of MLflow's store.
-        objects: Objects of the user, by the section of the configuration that they stand for.
         driver: Driver of the cluster for the search; None if its trials have ended.
     """
     from flbench.tuning import search
@@ -306,8 +227,7 @@ def _carry_out(
         studies.report_of(path).write(path)
 
     request, path = prepared.request, folder.path
-    failures: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
+    ending = campaigns.Ending(path)
     with campaigns.mirrored(folder, prepared.config, caller, named_by, report) as mirrors:
         if driver is not None:
             caller.tell(
@@ -321,14 +241,18 @@ def _carry_out(
             driver.close()
         won = winners.winners_of(study_folder.read(path))
         if design := _design(prepared, won):
-            found = _train(design, folder, prepared, caller, named_by, objects)
-            failures, lost = found.failures, found.lost
+            ending = _train(design, folder, prepared, caller, named_by)
         elif driver is None:
-            caller.tell([FINISHED.format(path)])
+            caller.tell([campaigns.FINISHED.format(path)])
+    again = search.how_to_resume(folder, prepared)
+    if ending.failures:
+        again = folder.resume_command
+    if error := search_failure(study_folder.read(path)) or ending.error:
+        error = f"{path}: {error} All reasons are in {path / 'report.md'}."
+        error += f"\nResume with: {again}" if again else ""
     with caller.during(campaigns.MLFLOW):
         notes = mirrors.finish()
-    again = folder.resume_command if failures else search.how_to_resume(folder, prepared)
-    return StudyEnding(path, [*failures, *notes], again, lost)
+    return campaigns.Ending(path, error=error, notes=[*ending.failures, *notes])
 
 
 def _design(prepared: "PreparedStudy", params: Mapping[str, winners.Params]) -> Design | None:
@@ -344,20 +268,19 @@ def _design(prepared: "PreparedStudy", params: Mapping[str, winners.Params]) -> 
     return winners.design_of(layers, params, prepared.request.seeds, prepared.request.vary)
 
 
-def _samples(
-    design: Design, prepared: "PreparedStudy", objects: Mapping[str, Any]
-) -> LoadedSamples:
+def _samples(design: Design, prepared: "PreparedStudy", caller: Caller) -> LoadedSamples:
     """Return the samples of the cells, which share the data set of the search."""
-    own = {name: value for name, value in objects.items() if name != "data"}
-    samples = LoadedSamples(own, {"": objects["data"]} if "data" in objects else {})
+    own = dict(caller.objects)
+    data = {"": own.pop("data")} if "data" in own else {}
+    samples = LoadedSamples(own, data)
     samples.keep(design.cells()[0], prepared.federation.dataset)
     return samples
 
 
-def _check_partitions(prepared: "PreparedStudy", objects: Mapping[str, Any]) -> None:
+def _check_partitions(prepared: "PreparedStudy", caller: Caller) -> None:
     """Raise a UserError if the partition of a cell cannot be made, before the search begins."""
     if design := _design(prepared, {name: {name: {}} for name in prepared.configs}):
-        samples = _samples(design, prepared, objects)
+        samples = _samples(design, prepared, caller)
         for cell in design.altered(methods=design.methods[:1]).cells():
             samples.federation(cell)
 
@@ -368,30 +291,18 @@ def _train(
     prepared: "PreparedStudy",
     caller: Caller,
     named_by: NamedBy,
-    objects: Mapping[str, Any],
 ) -> campaigns.Ending:
     """Train what is left of the cells of a study."""
-    resources, samples = prepared.resources, _samples(design, prepared, objects)
-    if resources.engine.name == "ray":  # each cell starts workers of its own
-        made = campaigns.prepared(design, samples, None, caller, named_by)
-    else:
-        made = campaigns.prepared(design, samples, resources.concurrent, caller, named_by)
+    resources = prepared.resources
+    is_ray = resources.engine.name == "ray"  # each cell starts workers of its own
+    jobs = None if is_ray else resources.concurrent
+    campaign = campaigns.Campaign(caller, _samples(design, prepared, caller), jobs)
+    made = campaign.prepared(design, named_by)
+    if not is_ray:
         made = replace(made, resources=replace(resources, kind=CELL))
     cells, header = ComparisonFolder(folder.path, folder.resume_command), folder.description()
     comparing.check_existing(made, cells)
     if all(map(cells.is_done, made.cells)):
-        caller.tell([FINISHED.format(folder.path)])
+        caller.tell([campaigns.FINISHED.format(folder.path)])
     cells.save(design, made.cells, **{key: header[key] for key in ("id", "created", "command")})
-    return campaigns.train(cells, made, caller, write=lambda comparison: None)
-
-
-def _finished(ending: StudyEnding, caller: Caller) -> Study:
-    """Return a study.
-
-    Raises:
-        RunError: No trial of a method has a score.
-    """
-    caller.tell(ending.notes)
-    if reason := failure(ending):
-        raise RunError(reason)
-    return Study(ending.path)
+    return campaign.train(cells, made)

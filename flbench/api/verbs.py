@@ -4,6 +4,7 @@ As `flbench.api.settings`, this module imports neither PyTorch nor pandas.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from flbench.api.settings import AnyPath, Keys, Settings, given, verb
@@ -155,7 +156,9 @@ def ablate(
     """
     from flbench.api import comparing
 
-    return comparing.ablate(*given("ablate", method=method, keys=keys, values=values, **settings))
+    found, dotted = given("ablate", method=method, keys=keys, values=values, **settings)
+    variants = partial(comparing.ablated, keys=keys, values=values)
+    return comparing.call("ablate", found | {"methods": [method]}, dotted, variants)
 
 
 @verb

@@ -1,4 +1,4 @@
-"""Arguments of `fl.run`, `fl.tune` and `fl.partition` as layers of the configuration."""
+"""Arguments of the functions of `fl` as layers of the configuration."""
 
 import os
 from collections.abc import Mapping

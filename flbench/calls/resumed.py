@@ -12,7 +12,7 @@ from flbench.core.registry import ALGORITHMS
 
 
 def given_again(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of `fl.resume` as `split` does, with those of `fl.federate` in them.
+    """Return the arguments of `fl.resume` as `split` does, also those of `fl.federate`.
 
     Classes of methods are registered, and left out.
 
@@ -41,15 +41,12 @@ def given_again(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 def of_resume(
     path: Path, keys: Mapping[str, Any], file: str = "config.yaml"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of `fl.resume` without objects, and the objects.
+    """Return the arguments of `fl.resume` that change something, and the objects of the user.
 
     Args:
         path: The folder of the run or study.
         keys: Arguments by name.
         file: Path within the folder of the configuration that it began with.
-
-    Returns:
-        The arguments that change something, and the objects by the name of their section.
 
     Raises:
         ConfigError: The run or study did not begin with such an object.

@@ -42,7 +42,6 @@ def called(
         RunError: Cells failed.
     """
     from flbench.api import campaigns, comparing
-    from flbench.jobs.samples import LoadedSamples
 
     one = SimpleNamespace(**options)
     given = one.words or []
@@ -52,7 +51,7 @@ def called(
     layers = CommandLine(overrides, one.aliases, one.config).layers()
     methods = comparing.methods_of(names, WORDS)
     caller = Caller(shown=not one.as_json, how_to_resume=partial(how_to_resume, command=command))
-    again = {"force": one.force, "reused": one.reuse or ()}
+    campaign = campaigns.Campaign(caller, jobs=one.jobs, force=one.force, reused=one.reuse or ())
     if one.resume is not None:
         if taken := [name for name in (*own, *KEPT) if {**own, **options}[name]]:
             raise UserError(
@@ -60,10 +59,7 @@ def called(
                 " keeps its plan. Only methods and --seeds can be added to, and --jobs and"
                 " --address can change."
             )
-        ending = campaigns.carry_on(
-            one.resume, methods, layers, one.seeds, LoadedSamples(), one.jobs, caller, **again
-        )
-        _finish(ending, as_json=one.as_json)
+        _finish(campaign.carry_on(one.resume, methods, layers, one.seeds), as_json=one.as_json)
         return
     root = Path(str(merge(layers).tree.get("data", {}).get("root", "data")))
     named = [name.strip() for name in ",".join(one.data or []).split(",") if name]
@@ -72,22 +68,15 @@ def called(
     grid = comparing.grid_of(one.grid or [])
     design = comparing.design_of(methods, layers, sets, variants, grid=grid, **settings)
     if one.dry_run:
-        plan = campaigns.plan(design, LoadedSamples(), one.jobs, caller, **again)
+        plan = campaign.plan(design)
         if one.as_json:
             console.json(plan.tree)
         else:
             for sentence in plan.sentences:
                 console.line(sentence)
         return
-    ending = campaigns.start(
-        design,
-        LoadedSamples(),
-        one.jobs,
-        caller,
-        out=one.out or campaigns.OUT,
-        command=["flbench", *sys.argv[1:]],
-        **again,
-    )
+    called_by = ["flbench", *sys.argv[1:]]
+    ending = campaign.start(design, out=one.out or campaigns.OUT, command=called_by)
     _finish(ending, as_json=one.as_json)
 
 
@@ -97,8 +86,10 @@ def _finish(ending: "Ending", *, as_json: bool) -> None:
     Raises:
         RunError: Cells failed.
     """
+    from flbench.api.comparisons import PlannedComparison
+
     if ending.is_reported:
-        print_report(ending.comparison, ending.comparison.path, as_json=as_json)
+        print_report(PlannedComparison(ending.path), ending.path, as_json=as_json)
     console.notes(ending.notes)
     if ending.failures:
         raise RunError("\n".join(ending.failures))

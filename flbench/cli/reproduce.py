@@ -17,7 +17,6 @@ from flbench.config.sources import merge
 from flbench.core.errors import RunError, UserError
 from flbench.data import catalogue
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
-from flbench.jobs.samples import LoadedSamples
 from flbench.reports.terminal import open_console
 from flbench.reproduce import measure, paper, report
 from flbench.reproduce.paper import Place
@@ -120,20 +119,14 @@ def train(
         UserError: A method has been trained with other keys.
     """
     failures: list[str] = []
-    caller, path = Caller(shown=shown), measure.comparison_of(place, folder)
+    path = measure.comparison_of(place, folder)
+    campaign = campaigns.Campaign(Caller(shown=shown), jobs=jobs)
     # The other methods need the confusable classes of the finished runs of the reference.
     for group in [[place.reference], labels] if place.reference else [labels]:
         design = place.design(group, seeds, path)
         if path is None:
-            ending = campaigns.start(
-                design,
-                LoadedSamples(),
-                jobs,
-                caller,
-                out=folder,
-                command=["flbench", *sys.argv[1:]],
-            )
-            path = ending.comparison.path
+            ending = campaign.start(design, out=folder, command=["flbench", *sys.argv[1:]])
+            path = ending.path
         else:
             before, _ = read_design(path)
             known = {one.label: one.layer for one in before.methods}
@@ -146,7 +139,7 @@ def train(
             more = [one for one in design.methods if one.label not in known]
             total = max(seeds, before.seeds)
             mine = [place.base.where(lambda key: key.startswith(CHANGEABLE_ON_RESUME))]
-            ending = campaigns.carry_on(path, more, mine, total, LoadedSamples(), jobs, caller)
+            ending = campaign.carry_on(path, more, mine, total)
         failures = [*ending.failures]  # the last call has tried again what failed in the one before
     return failures
 

@@ -12,7 +12,7 @@ from flbench.cli.show import show
 from flbench.core.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from flbench.api.tuning import StudyEnding
+    from flbench.api.campaigns import Ending
 
 
 def refuse_with_resume(options: Mapping[str, object], words: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ def called(
         {"algo": algo or None, **aliases, **kept, "dry-run": True if dry_run else None}, words
     )
     changed = {name: value for name, value in asked.items() if name in tuning.RESOURCES}
-    _finish(tuning.carry_on(resume, tuning.fields(changed), caller=Caller()), as_json=as_json)
+    _finish(tuning.carry_on(resume, tuning.fields(changed), Caller()), as_json=as_json)
 
 
 def tune(given: CommandLine, *, options: dict[str, Any], dry_run: bool, as_json: bool) -> None:
@@ -89,19 +89,17 @@ def tune(given: CommandLine, *, options: dict[str, Any], dry_run: bool, as_json:
                 console.line(sentence)
         return
     command = ["flbench", *sys.argv[1:]]
-    ending = tuning.start(of_methods, options, command=command, caller=Caller())
+    ending = tuning.start(of_methods, options, command, Caller())
     _finish(ending, as_json=as_json)
 
 
-def _finish(ending: "StudyEnding", *, as_json: bool) -> None:
+def _finish(ending: "Ending", *, as_json: bool) -> None:
     """Print the tables of a study.
 
     Raises:
         RunError: No trial of any method has a score.
     """
-    from flbench.api import tuning
-
     show([ending.path], as_json=as_json)
     console.notes(ending.notes)
-    if reason := tuning.failure(ending):
-        raise RunError(reason)
+    if ending.error:
+        raise RunError(ending.error)

@@ -55,7 +55,7 @@ def render(run: StoredRun) -> str:
             Chapter("Results", [drawn_curves(run), *tables(run)]),
             Chapter("Configuration", [settings]),
         ],
-        facts=_facts(summary),
+        facts=facts_of(summary),
     ).html()
 
 
@@ -66,7 +66,7 @@ def drawn_curves(run: StoredRun) -> Drawn:
     return Drawn("curves", "Curves", f"{by.title} and training loss over the rounds.", figure)
 
 
-def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
+def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     """Return what the page says first, by name."""
     stop, seconds = summary.get("stopped"), summary["seconds"]
     facts = {
@@ -133,7 +133,7 @@ def _line(rows: Sequence[Row], *which: str) -> tuple[list[int], list[float]]:
 
 def tables(run: StoredRun) -> Iterator[Shown]:
     """Yield the tables of a run: metrics, clients that join later, cohort, clients, classes."""
-    yield _metrics(run)
+    yield metrics(run)
     if run.summary.get("new_clients"):
         yield _new_clients(run.summary, run.config.client_metric)
     if cohort := run.summary.get("cohort"):
@@ -150,7 +150,7 @@ def score_of(run: StoredRun) -> Write:
     return score if run.config.has_classes else significant
 
 
-def _metrics(run: StoredRun) -> Shown:
+def metrics(run: StoredRun) -> Shown:
     """Return the table of all metrics of a run at its best and at its last round."""
     summary, positive = run.summary, run.summary.get("positive_class")
     best_is_last = summary["best"]["round"] == summary["last"]["round"]

@@ -244,9 +244,15 @@ class Page:
         return template("reports/page.html").render(page=self)
 
 
-def html(table: Shown) -> str:
-    """Return a table as HTML with its heading and explanation, for notebooks."""
-    return str(template("reports/macros.html").module.titled(table))  # type: ignore[attr-defined]
+def card(heading: str, *parts: Any) -> str:
+    """Return what notebooks show below a heading, in the colours of their theme.
+
+    Args:
+        heading: The heading.
+        parts: Parts of a page, of which empty ones are left out, or the state of a progress bar.
+    """
+    macros: Any = template("reports/macros.html").module
+    return str(macros.card(heading, parts))
 
 
 @cache  # compiling it takes longer than filling it

@@ -358,7 +358,7 @@ class StudyReport:
 
     def _progress(self) -> Drawn:
         return Drawn(
-            "progress",
+            "history",
             "Best score so far",
             f"Validation {self.metric} of finished trials.",
             study_figures.progress(

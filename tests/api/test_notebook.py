@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 import flbench as fl
-from flbench.api import caller, notebook
+from flbench.api import running
 from flbench.config.schema import Config
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "python.md"
@@ -62,13 +62,13 @@ def test_interrupt_of_a_kernel_saves_and_resume_continues(tmp_path):
     book = nbformat.v4.new_notebook()
     book.cells = [nbformat.v4.new_code_cell(text) for text in (SETTING, INTERRUPTED, RESUMED)]
     client = NotebookClient(book, timeout=250, resources={"metadata": {"path": str(tmp_path)}})
-    asyncio.run(_interrupt(client, book, lambda c: re.search(r"round \d+ of 40", text_of(c))))
+    asyncio.run(_interrupt(client, book, lambda c: re.search(r"round \d+/40", text_of(c))))
     shown = [text_of(cell) for cell in book.cells]
 
     assert "interrupted and saved. Resume with: fl.resume('runs/digits-dirichlet/" in shown[1]
     assert "<progress" in shown[1]
     assert "Run True True" in shown[2]
-    assert "round 40 of 40" in shown[2]
+    assert "round 40/40" in shown[2]
 
 
 TUNED = """
@@ -150,7 +150,8 @@ def test_bar_shows_progress_and_escapes_notes(monkeypatch):
     class View:
         round, rounds, loss, config = 2, 4, 0.5, Config()
 
-    with notebook.display("fedavg on <b>") as bar:
+    monkeypatch.setattr(running, "is_notebook", lambda: True)
+    with running.display("fedavg on <b>") as bar:
         bar.on_note("a <script>")
         bar.on_run_start(View)
         View.round = 3
@@ -162,8 +163,7 @@ def test_bar_shows_progress_and_escapes_notes(monkeypatch):
     assert "fedavg on &lt;b&gt;" in pages[0]
     assert "a &lt;script&gt;" in pages[1]
     assert 'value="2" max="4"' in pages[2]
-    assert "round 3 of 4, validation accuracy 0.2500, loss 0.5000" in pages[-1]
-    assert not caller.is_notebook()
+    assert "round 3/4  validation accuracy 0.2500  loss 0.5000" in pages[-1]
     assert not any("<script>" in page for page in pages)
 
 

@@ -332,31 +332,6 @@ def test_import_path_is_written_and_checked(tmp_path, capsys):
             short(tmp_path, failing)
 
 
-@pytest.mark.slow
-def test_resume_asks_for_data_without_import_path(tmp_path):
-    class Stop(fl.Callback):
-        def on_round_end(self, run, metrics):
-            if run.round == 1:
-                raise KeyboardInterrupt
-
-    keys = {"train": {"rounds": 2}, "output.checkpoint_every": 1}
-    whole = short(tmp_path / "whole", (X, Y), **keys)
-    with pytest.raises(KeyboardInterrupt):
-        short(tmp_path / "cut", (X, Y), callbacks=Stop(), **keys)
-    (path,) = (tmp_path / "cut").glob("*/*/")
-
-    with pytest.raises(fl.ConfigError, match=r"must be given again: fl\.resume\(path, data"):
-        fl.resume(path, progress=False)
-    with pytest.raises(fl.DataError, match="the data have changed"):
-        fl.resume(path, data=(X[::-1], Y), progress=False)
-    resumed = fl.resume(path, data=(X, Y), progress=False)
-
-    assert resumed.digest == whole.digest
-    assert resumed.model(client=0) is not None
-    with pytest.raises(fl.ConfigError, match="did not begin with one"):
-        fl.resume(path, model=torch.nn.Linear(1, 1), progress=False)
-
-
 @pytest.mark.parametrize("classes", [["cat", "dog"], {1: "dog", 0: "cat"}, {"dog": 1, "cat": 0}])
 def test_names_of_classes_are_in_the_order_of_their_numbers(classes):
     assert fl.Data(X[:2], [0, 1], classes=classes).dataset.classes == ("cat", "dog")

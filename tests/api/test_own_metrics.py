@@ -110,23 +110,6 @@ def test_weights_do_not_change_and_sources_are_written(measured, tmp_path):
     assert len(entries["error"].sha256) == 64
 
 
-class StopAfterOne(fl.Callback):
-    def on_round_end(self, run, metrics):
-        raise KeyboardInterrupt
-
-
-def test_resume_asks_for_an_object(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        short(tmp_path, {"first": lambda c: share_of_first(c)}, callbacks=StopAfterOne())
-    (path,) = tmp_path.glob("*/*")
-
-    with pytest.raises(fl.ConfigError, match=r"`evaluation\.metrics\.first` is an object .* again"):
-        fl.resume(path, progress=False)
-    source = {"metrics": {"first": lambda c: share_of_first(c) and None}}
-    with pytest.raises(fl.ConfigError, match="SHA-256 of the source"):
-        fl.resume(path, evaluation=source, progress=False)
-
-
 @pytest.mark.slow
 def test_import_path_works_on_the_command_line(tmp_path, capsys):
     from flbench.cli import app

@@ -80,29 +80,6 @@ def test_arguments_can_be_lists():
     assert [len(leaf) for leaf in net.parameters() if leaf.ndim == 2] == [8, 4, 10]
 
 
-@pytest.mark.slow
-def test_resume_asks_for_a_net_without_import_path(tmp_path):
-    class Stop(fl.Callback):
-        def on_round_end(self, run, metrics):
-            if run.round == 1:
-                raise KeyboardInterrupt
-
-    def factory(shape, classes):
-        return Two(shape, classes)
-
-    keys = {"train": {"rounds": 2}, "output.checkpoint_every": 1}
-    whole = short(tmp_path / "whole", factory, **keys)
-    with pytest.raises(KeyboardInterrupt):
-        short(tmp_path / "cut", factory, callbacks=Stop(), **keys)
-    (path,) = (tmp_path / "cut").glob("*/*/")
-
-    with pytest.raises(fl.ConfigError, match=r"must be given again: fl\.resume\(path, model"):
-        fl.resume(path, progress=False)
-    with pytest.raises(fl.ConfigError, match=r"model\.sha256"):
-        fl.resume(path, model=lambda shape, classes: Two(shape, classes, 8), progress=False)
-    assert fl.resume(path, model=factory, progress=False).digest == whole.digest
-
-
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])

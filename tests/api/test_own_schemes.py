@@ -23,11 +23,6 @@ def dealt(scheme, **keys):
     return fl.partition("digits", fl.Scheme(scheme, **{**SMALL, **keys}))
 
 
-class StopAfterOne(fl.Callback):
-    def on_round_end(self, run, metrics):
-        raise KeyboardInterrupt
-
-
 def test_function_path_and_object_give_the_same_partition():
     by_path = dealt(SCHEME, args={"shift": 2})
     by_function = dealt(own_parts.every_kth, args={"shift": 2})
@@ -116,28 +111,6 @@ def test_functions_that_cannot_be_called_are_refused():
         fl.partition("digits", {"scheme": SCHEME, "sha256": "0" * 64, **SMALL})
     with pytest.raises(fl.ConfigError, match=r"`partition\.scheme` must"):
         fl.partition("digits", "my_scheme")
-
-
-@pytest.mark.slow
-def test_resume_asks_for_the_object_and_refuses_another(tmp_path):
-    def object_scheme(y, clients, rng):
-        return own_parts.every_kth(y, clients, rng)
-
-    by_path = short(tmp_path / "path", fl.Scheme(SCHEME, **SMALL))
-    assert by_path.path.parent.name == "digits-every_kth"
-    assert len(by_path.config.partition.sha256) == 64
-    given = fl.Scheme(object_scheme, **SMALL)
-    with pytest.raises(KeyboardInterrupt):
-        short(tmp_path, given, callbacks=StopAfterOne(), **{"output.checkpoint_every": 1})
-    (path,) = tmp_path.glob("digits-object/*/")
-
-    with pytest.raises(fl.ConfigError, match=r"fl\.resume\(path, partition=\.\.\.\)"):
-        fl.resume(path, progress=False)
-    with pytest.raises(fl.ConfigError, match="makes another partition"):
-        fl.resume(path, progress=False, partition=lambda *a: own_parts.every_kth(*a, shift=1))
-    assert fl.resume(path, progress=False, partition=object_scheme).digest == by_path.digest
-    with pytest.raises(fl.ConfigError, match=r"`partition` is an object, but .* did not begin"):
-        fl.resume(by_path.path, progress=False, partition=object_scheme)
 
 
 def test_arguments_can_be_lists_of_plain_values():

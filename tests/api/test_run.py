@@ -1,16 +1,13 @@
-import copy
 import pickle
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 import warnings
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
+from inspect import signature
 from typing import get_args
 
 import numpy as np
@@ -223,9 +220,8 @@ def test_what_a_run_returns_can_be_changed_without_changing_the_run(finished):
 def test_wrong_keys_of_a_scheme_are_named():
     with pytest.raises(fl.ConfigError, match=r"not a key of fl.Dirichlet. Did you mean `alpha`"):
         fl.Dirichlet(alhpa=0.1)
-    with pytest.raises(fl.ConfigError, match=r"takes keyword arguments, got 0.1"):
+    with pytest.raises(TypeError, match="positional"):
         fl.Dirichlet(0.1)
-    assert copy.copy(fl.Dirichlet(alpha=0.1)) == fl.Dirichlet(alpha=0.1)
 
 
 def test_sections_can_be_given_by_dicts_names_objects_and_a_file(tmp_path):
@@ -256,12 +252,11 @@ def test_sections_can_be_given_by_dicts_names_objects_and_a_file(tmp_path):
     assert optimizer == {"name": "adam"}  # the user's dict is not changed
 
 
-def test_every_scheme_and_key_of_a_partition_has_an_object():
-    kinds = {kind.scheme: kind for kind in partitions._Scheme.__subclasses__()}
-    keys = {field.name for kind in kinds.values() for field in fields(kind)} - {"function"}
+def test_every_scheme_and_key_of_a_partition_has_a_function():
+    keys = {key for one in partitions.SCHEMES.values() for key in signature(one).parameters}
 
-    assert kinds.keys() == {*get_args(SchemeName), "object"}
-    assert keys | {"scheme", "sha256"} == PartitionConfig.model_fields.keys()
+    assert partitions.SCHEMES.keys() == {*get_args(SchemeName)}
+    assert keys | {"scheme", "sha256", "args"} == PartitionConfig.model_fields.keys()
 
 
 @pytest.mark.slow
@@ -378,7 +373,7 @@ def test_run_can_be_pickled(finished):
 @pytest.mark.slow
 def test_interrupt_saves_and_resume_continues_exactly(tmp_path, monkeypatch):
     whole = short(tmp_path / "whole", train={"rounds": 4})
-    monkeypatch.setattr(running, "_display", lambda *_, **__: running.nullcontext(Interrupting()))
+    monkeypatch.setattr(running, "display", lambda *_: running.nullcontext(Interrupting()))
     with pytest.raises(KeyboardInterrupt, match=r"saved. Resume with: fl.resume\('.*'\)") as caught:
         short(tmp_path / "part", train={"rounds": 4}, progress=True)
     monkeypatch.undo()
@@ -407,15 +402,10 @@ def test_progress_is_shown_or_silenced(tmp_path, capfd):
     assert silent.err == silent.out == ""
 
 
-@pytest.mark.slow
-def test_load_names_the_cure(finished, tmp_path):
-    with pytest.raises(fl.UserError, match="does not exist"):
-        fl.load(tmp_path / "nothing")
-    with pytest.raises(fl.UserError, match="is not the folder of a run"):
-        fl.load(tmp_path)
-    above = finished.path.parent
-    with pytest.raises(fl.UserError, match=r"fl\.runs\('"):
-        fl.load(above)
+def test_load_refuses_what_is_no_folder_of_flbench(tmp_path):
+    for path, message in ((tmp_path / "nothing", "does not exist"), (tmp_path, "not a run folder")):
+        with pytest.raises(fl.UserError, match=message):
+            fl.load(path)
 
 
 @pytest.mark.slow
@@ -571,7 +561,7 @@ def test_early_stopping_ends_a_run(tmp_path, capsys):
     assert run.summary["stopped"]["round"] == run.summary["last"]["round"] == 3
     assert run.finished
     assert "round 1 of 3," in repr(run)
-    assert "3 (stopped)" in run._repr_html_()
+    assert "stopped after 3" in run._repr_html_()
     report = (run.path / "report.html").read_text()
     assert "<dd>9, stopped after 3</dd>" in report
     assert "<dd>1, by validation accuracy</dd>" in report
@@ -604,36 +594,3 @@ def test_errors_of_the_system_are_those_of_the_command_line(raised, kind, messag
 
     assert message in str(caught.value)
     assert caught.value is raised or caught.value.__cause__ is raised
-
-
-def test_the_end_of_the_process_waits_for_threads_that_have_trained(tmp_path, monkeypatch):
-    """Not for those that still work, and once for each thread."""
-    waits, numbers = [], []
-    monkeypatch.setattr(process.atexit, "register", lambda *call: waits.append(call))
-    monkeypatch.setattr(process, "_waited_for", set())
-    monkeypatch.setattr(process, "THREADS", tmp_path)
-    working = threading.Event()
-
-    def train():
-        for _ in range(2):
-            with process.preserved():
-                numbers.append(threading.get_native_id())
-        working.wait()
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    while len(numbers) < 2:
-        time.sleep(0.001)
-    file = tmp_path / str(numbers[0])  # a thread that the system lists
-    file.touch()
-    [(wait, *given)] = waits
-    assert given == numbers[:1]
-
-    begin = time.monotonic()
-    wait(*given)
-    assert time.monotonic() - begin < process.LAST_SECONDS
-    working.set()
-    thread.join()
-    threading.Timer(0.05, file.unlink).start()
-    wait(*given)
-    assert not file.exists()

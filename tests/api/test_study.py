@@ -95,7 +95,7 @@ def test_pictures_show_the_numbers_of_the_study(path):
     assert len(study.plot("scatter", "hfcd").axes) == len(handmade.SPACE)
     with pytest.raises(fl.UserError, match="3, and 8 are needed"):
         study.plot("importance", "hfcd")
-    with pytest.raises(fl.UserError, match="Did you mean `fedavg`"):
+    with pytest.raises(fl.UserError, match="Did you mean `fedavg-parallel`"):
         study.plot("parallel", "fedagv")
 
 
@@ -133,7 +133,7 @@ def test_study_without_trials(tmp_path):
     assert "hfcd" in study._repr_html_()
     with pytest.raises(fl.UserError, match=r"no trial of `hfcd`.*fl\.resume"):
         study.best("hfcd")
-    for name in ("history", "parallel", "comparison"):
+    for name in ("parallel", "comparison"):
         with pytest.raises(fl.UserError, match=r"fl\.resume\("):
             study.plot(name)
 

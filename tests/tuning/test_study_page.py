@@ -94,7 +94,7 @@ def test_page_is_whole_and_has_no_outer_links(written):
     pictures = {file.stem for file in written.glob("pictures/*.svg")}
     kinds = ("parallel", "importance", "scatter")
     searched = {f"{method}-{kind}" for method in ("hfcd", "fedavg") for kind in kinds}
-    assert {"progress", "leaders", "recall", *searched} <= pictures
+    assert {"history", "leaders", "recall", *searched} <= pictures
     assert page.count('<svg role="img"') == len(pictures)
     for method in ("hfcd", "fedavg"):
         assert f">{method}</h2>" in page
@@ -268,7 +268,7 @@ def test_study_without_any_trial_has_a_report(tmp_path):
     assert (
         "The budget is not equal yet: of 4 trials each, 0 of hfcd, 0 of fedavg have begun." in page
     )
-    assert [file.stem for file in folder.glob("pictures/*")] == ["progress"]
+    assert [file.stem for file in folder.glob("pictures/*")] == ["history"]
 
 
 def test_unfinished_study_notes_what_is_missing(tmp_path, finished_run):
