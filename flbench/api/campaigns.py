@@ -251,14 +251,10 @@ class Campaign:
                 self.caller.tell([FINISHED.format(path)])
             return self._carry_out(folder, made, named_by, changed)
 
-    def prepared(
-        self, design: Design, named_by: NamedBy, address: str | None = None
-    ) -> PreparedComparison:
+    def prepared(self, design: Design, named_by: NamedBy, **options: Any) -> PreparedComparison:
         """Check a comparison, and tell the caller the notes about it; see `prepare.prepare`."""
         with preserved():
-            made = prepare.prepare(
-                design, self.samples, self.jobs, force=self.force, address=address
-            )
+            made = prepare.prepare(design, self.samples, self.jobs, force=self.force, **options)
         mirror.check(made.cells[0].config.tracking, named_by)
         self.caller.tell(made.notes)
         return made

@@ -23,7 +23,6 @@ from flbench.core import files
 from flbench.core.errors import UserError, did_you_mean
 from flbench.core.system_errors import as_flbench_errors
 from flbench.reports.shown import Shown, card
-from flbench.results import study_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -260,14 +259,10 @@ def analysed(
         options: Further arguments of `arrange`.
     """
     found = collect(paths)
-    own, deployment = "accuracy", study_folder.PERSONAL
-    if len(paths) == 1 and study_folder.is_study(paths[0]):
-        header = study_folder.read_header(paths[0])
-        own, deployment = header.metric, header.deployment
     comparison = arrange(
         found.runs,
-        metric=metric or own,
-        deployment=deployment,
+        metric=metric or found.metric,
+        deployment=found.deployment,
         labels=found.labels,
         shown=found.names,
         notes=found.notes,

@@ -297,7 +297,7 @@ def _train(
     is_ray = resources.engine.name == "ray"  # each cell starts workers of its own
     jobs = None if is_ray else resources.concurrent
     campaign = campaigns.Campaign(caller, _samples(design, prepared, caller), jobs)
-    made = campaign.prepared(design, named_by)
+    made = campaign.prepared(design, named_by, retries=resources.retries)
     if not is_ray:
         made = replace(made, resources=replace(resources, kind=CELL))
     cells, header = ComparisonFolder(folder.path, folder.resume_command), folder.description()

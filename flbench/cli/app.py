@@ -1,26 +1,33 @@
 """The commands of `flbench`.
 
-Each command imports the file that carries it out when it is called, so that `flbench --help` does
-not wait for PyTorch.
+A function here declares the words and options of a command. The function of the same name in
+another file of this package carries it out; the file is imported when the command is called, so
+that `flbench --help` does not wait for PyTorch.
 """
 
 import signal
 import sys
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cache
+from importlib import import_module
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from flbench import __version__
 from flbench.api import settings, verbs
-from flbench.cli import completion
+from flbench.cli.completion import completing
 from flbench.cli.exits import Command, Group, importing, print_error
-from flbench.cli.options import ALIASES, options
+from flbench.cli.options import ALIASES, of_verbs, option, short_forms
 from flbench.config import trust
 from flbench.core import files, startup
 from flbench.core.text import print_warnings
+
+GPUS: Final = Path("/dev/nvidiactl")
+"""File of the driver of GPUs, on which no workers of this machine train."""
 
 app = typer.Typer(
     name="flbench",
@@ -32,39 +39,69 @@ app = typer.Typer(
 )
 
 
-def words(metavar: str, about: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+def words(metavar: str, about: str, *kinds: str) -> Any:
     """Return the arguments of a command that are no options."""
-    completed = None if complete is None else (lambda incomplete: complete(incomplete))
-    return typer.Argument(metavar=metavar, help=about, show_default=False, autocompletion=completed)
+    complete = completing(*kinds) if kinds else None
+    return typer.Argument(metavar=metavar, help=about, show_default=False, autocompletion=complete)
 
 
-def option(name: str, metavar: str | None, about: str, **more: Any) -> Any:
-    """Return an option whose default, if there is one, the description names."""
-    return typer.Option(name, metavar=metavar, help=about, show_default=False, **more)
+def command(
+    *declared: Any,
+    module: str | None = None,
+    like: Sequence[Callable[..., None]] = (),
+    aliases: Sequence[str] = (),
+    light: bool = False,
+    before: Callable[..., None] = lambda **_: None,
+    **more: Any,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds a command, which the function of its name carries out.
+
+    That function gets the values by the names of the parameters; with verbs as `asked`, a dict by
+    the names of their arguments, and with short forms as `aliases`, the texts of those that the
+    user gave. `--run-code` has been followed.
+
+    Args:
+        declared: Verbs and classes of settings, whose arguments become options.
+        module: Name of the file that has the function; None for the name of the command.
+        like: Functions that declare further words and options.
+        aliases: Short forms, by the names of `ALIASES`.
+        light: Whether the command works without PyTorch.
+        before: Function that gets the values before PyTorch is imported.
+        more: Further arguments of Typer.
+    """
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        name = function.__name__
+        own = [p for one in (*like, function) for p in signature(one).parameters.values()]
+        own.sort(key=lambda p: p.kind)
+        verbs_of, short = of_verbs(declared, [p.name for p in own]), short_forms(aliases)
+        first = [p.kind for p in (*own, Parameter("_", Parameter.KEYWORD_ONLY))]
+        place = first.index(Parameter.KEYWORD_ONLY)
+        every = [*own[:place], *verbs_of.values(), *own[place:], *short.values()]
+
+        def called(**values: Any) -> None:
+            values.pop("run_code", None)
+            texts = {key: values.pop(p.name) for key, p in short.items()}
+            asked = {key: values.pop(key) for key in verbs_of}
+            values |= {"asked": asked} if declared else {}
+            texts = {key: text for key, text in texts.items() if text is not None}
+            values |= {"aliases": texts} if aliases else {}
+            before(**values)
+            with nullcontext() if light else importing():
+                found = import_module(f"flbench.cli.{module or name}")
+            getattr(found, name)(**values)
+
+        called.__name__, called.__doc__ = name, function.__doc__
+        # Typer reads both places.
+        vars(called)["__signature__"] = Signature(every)
+        called.__annotations__ = {p.name: p.annotation for p in every}
+        app.command(cls=Command, **more)(called)
+        return function
+
+    return add
 
 
-Words = Annotated[
-    list[str] | None,
-    words(
-        "[METHOD ...] [key=value ...]",
-        "Method, or several methods to compare, for example hfcd fedavg; and overrides of"
-        " configuration keys, for example train.local_epochs=2.",
-        completion.words,
-    ),
-]
-Algo = Annotated[
-    list[str] | None,
-    option(
-        "--algo",
-        "NAME[,NAME ...]",
-        "The same as METHOD. Can be given several times.",
-        autocompletion=lambda incomplete: completion.methods(incomplete),
-    ),
-]
-Config = Annotated[
-    Path | None,
-    option("--config", "FILE", "YAML file with the values that differ from the defaults."),
-]
+Json = Annotated[bool, option("--json", None, "Print JSON.")]
 RunCode = Annotated[
     bool,
     option(
@@ -73,16 +110,6 @@ RunCode = Annotated[
         "Run code that a file or folder names, although your flbench has not written it.",
         callback=lambda value: trust.allow() if value else None,
     ),
-]
-DryRun = Annotated[
-    bool,
-    option("--dry-run", None, "Print the plan, and estimates of time and memory; train nothing."),
-]
-AsJson = Annotated[bool, option("--json", None, "Print JSON.")]
-RunFolder = Annotated[Path, words("RUN_DIR", "Folder of a run.")]
-GlobalModel = Annotated[bool, option("--global", None, "The global model, if there is one.")]
-Client = Annotated[
-    str | None, option("--client", "NAME", "Name of a natural client, or id of the client.")
 ]
 StoreUri = Annotated[
     str | None,
@@ -94,9 +121,93 @@ StoreUri = Annotated[
 ]
 
 
-def command(name: str | None = None, **more: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that adds a command."""
-    return app.command(name, cls=Command, **more)
+def training(
+    words: Annotated[
+        list[str] | None,
+        words(
+            "[METHOD ...] [key=value ...]",
+            "Method, or several methods to compare, for example hfcd fedavg; and overrides of"
+            " configuration keys, for example train.local_epochs=2.",
+            "methods",
+            "keys",
+        ),
+    ] = None,
+    *,
+    algo: Annotated[
+        list[str] | None,
+        option(
+            "--algo",
+            "NAME[,NAME ...]",
+            "The same as METHOD. Can be given several times.",
+            "methods",
+        ),
+    ] = None,
+    run_code: RunCode = False,
+    dry_run: Annotated[
+        bool,
+        option(
+            "--dry-run", None, "Print the plan, and estimates of time and memory; train nothing."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Declare what each command that trains takes."""
+
+
+def matrix(
+    *,
+    data: Annotated[
+        list[str] | None,
+        option(
+            "--data",
+            "NAME|FILE[,...]",
+            "Data sets, by name or by file. Can be given several times.",
+            "data sets",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        option(
+            "--resume",
+            "COMPARISON_DIR",
+            "Resume an interrupted comparison, or add methods and repetitions to one.",
+        ),
+    ] = None,
+) -> None:
+    """Declare what each command that carries out a comparison takes."""
+
+
+def model(
+    path: Annotated[Path, words("RUN_DIR", "Folder of a run.")],
+    *,
+    client: Annotated[
+        str | None, option("--client", "NAME", "Name of a natural client, or id of the client.")
+    ] = None,
+    is_global: Annotated[
+        bool, option("--global", None, "The global model, if there is one.")
+    ] = False,
+    run_code: RunCode = False,
+    as_json: Json = False,
+) -> None:
+    """Declare how a command takes a model of a run."""
+
+
+def _prepare_workers(
+    words: list[str] | None, aliases: dict[str, str], *, is_trained: bool = True, **_: Any
+) -> None:
+    """Start the server of worker processes, unless the run needs none, while PyTorch is imported.
+
+    The texts of keys are a first guess; the configuration decides later.
+    """
+    pairs = (word.partition("=") for word in words or [])
+    given = {key: text for key, sign, text in pairs if sign}
+    given |= {ALIASES[name].key: text for name, text in aliases.items()}
+    on_gpu = given.get("engine.device", "auto") != "cpu" and GPUS.exists()
+    alone = given.get("engine.name") == "ray" or given.get("engine.workers") == "1"
+    if is_trained and not (on_gpu or alone):
+        from flbench.workers import fork_server
+
+        fork_server.prepare()
 
 
 @app.callback(invoke_without_command=True)
@@ -108,13 +219,16 @@ def _version(
         raise typer.Exit
 
 
-@command()
-@options(settings.run, aliases=ALIASES)
+@command(
+    settings.run,
+    like=[training],
+    aliases=(*ALIASES,),
+    before=lambda dry_run, print_config, **given: _prepare_workers(
+        **given, is_trained=not (dry_run or print_config)
+    ),
+)
 def run(
-    words: Words = None,
     *,
-    algo: Algo = None,
-    run_code: RunCode = False,
     out: Annotated[
         str | None,
         option("--out", "DIR", "Folder for run folders; the same as output.dir=DIR."),
@@ -122,7 +236,6 @@ def run(
     resume: Annotated[
         Path | None, option("--resume", "RUN_DIR", "Resume an interrupted run.")
     ] = None,
-    dry_run: DryRun = False,
     print_config: Annotated[
         bool,
         option(
@@ -131,56 +244,30 @@ def run(
             "Print the resolved configuration with the origin of each value; train nothing.",
         ),
     ] = False,
-    as_json: AsJson = False,
-    asked: dict[str, Any],
-    aliases: dict[str, str],
 ) -> None:
     """Train and evaluate a method; without arguments, HFCD on scikit-learn's digits."""
-    if not (dry_run or print_config):
-        from flbench.cli import early_workers
-
-        early_workers.prepare(early_workers.texts_of_keys(words or [], aliases))
-    with importing():
-        from flbench.cli import run as called
-        from flbench.cli.layers import CommandLine
-
-    given = CommandLine.of(words, algo, aliases, asked["config"], out)
-    if resume is not None:
-        refused: dict[str, object] = {"--dry-run": dry_run, "--print-config": print_config}
-        refused |= {"a method": given.methods, "--config": given.config, "--out": out}
-        called.resume(resume, given.layers()[0], refused, as_json=as_json)
-    elif print_config:
-        called.print_config(given.layers_of_each(), as_json=as_json)
-    elif dry_run:
-        called.dry_run(given.layers_of_each(), as_json=as_json)
-    else:
-        called.run(given.layers_of_each(), as_json=as_json)
 
 
 @command()
 def algos(
-    name: Annotated[
-        str | None, words("[NAME]", "A method to describe.", completion.methods)
-    ] = None,
+    name: Annotated[str | None, words("[NAME]", "A method to describe.", "methods")] = None,
     *,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """List the methods, or describe one: paper, hyper-parameters, communication, client state."""
-    with importing():
-        from flbench.cli import algos as called
-
-    called.algos(name, as_json=as_json)
 
 
-@command()
-@options(aliases=("dataset", "partition", "clients", "alpha", "seed"))
+@command(aliases=("dataset", "partition", "clients", "alpha", "seed"))
 def data(
     words: Annotated[
         list[str] | None,
-        words("[NAME] [key=value ...]", "A data set, and overrides.", completion.data_words),
+        words("[NAME] [key=value ...]", "A data set, and overrides.", "data sets", "keys"),
     ] = None,
     *,
-    config: Config = None,
+    config: Annotated[
+        Path | None,
+        option("--config", "FILE", "YAML file with the values that differ from the defaults."),
+    ] = None,
     run_code: RunCode = False,
     out: Annotated[
         Path | None,
@@ -207,28 +294,15 @@ def data(
             " algorithm.neighbours=10.",
         ),
     ] = None,
-    as_json: AsJson = False,
-    aliases: dict[str, str],
+    as_json: Json = False,
 ) -> None:
     """List the data sets, or show the partition of one: samples per client and class.
 
     With --topology: show the communication graph of a decentralized method.
     """
-    with importing():
-        from flbench.cli import data as called
-
-    called.data(
-        words or [],
-        config=config,
-        aliases=aliases,
-        out=out,
-        picture=picture,
-        topology=topology,
-        as_json=as_json,
-    )
 
 
-@command(no_args_is_help=True)
+@command(light=True)
 def show(
     paths: Annotated[
         list[Path],
@@ -242,16 +316,12 @@ def show(
     picture: Annotated[
         Path | None, option("--picture", "FILE", "Draw the runs' curves (PNG, SVG or PDF).")
     ] = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Print the tables of finished or unfinished runs and studies."""
-    from flbench.cli import show as called
-
-    called.show(paths, picture, as_json=as_json)
 
 
-@command(no_args_is_help=True)
-@options(verbs.report)
+@command(verbs.report, light=True)
 def report(
     paths: Annotated[
         list[Path],
@@ -271,16 +341,12 @@ def report(
             " with other options; otherwise report).",
         ),
     ] = None,
-    as_json: AsJson = False,
-    asked: dict[str, Any],
+    as_json: Json = False,
 ) -> None:
     """Report which method is best, how sure that is, and what it costs, from finished runs."""
-    from flbench.cli import report as called
-
-    called.report(paths, out, asked, as_json=as_json)
 
 
-@command(no_args_is_help=True)
+@command(module="report", light=True)
 def pack(
     paths: Annotated[
         list[Path],
@@ -290,19 +356,15 @@ def pack(
     out: Annotated[Path, option("--out", "FILE", "The archive; its name ends with .tar.xz.")],
 ) -> None:
     """Write finished runs without checkpoints into one small file, which flbench report reads."""
-    from flbench.cli import report as called
-
-    called.pack(paths, out)
 
 
-@command(no_args_is_help=True)
-@options(verbs.ModelSettings, verbs.ExportSettings)
+@command(
+    *(verbs.ModelSettings, verbs.ExportSettings),
+    module="models",
+    like=[model],
+)
 def export(
-    path: RunFolder,
     *,
-    client: Client = None,
-    is_global: GlobalModel = False,
-    run_code: RunCode = False,
     out: Annotated[
         Path | None,
         option(
@@ -312,20 +374,12 @@ def export(
             " to FILE.json.",
         ),
     ] = None,
-    as_json: AsJson = False,
-    asked: dict[str, Any],
 ) -> None:
     """Write a model of a run to a file that loads and predicts without flbench."""
-    with importing():
-        from flbench.cli import models as called
-
-    called.export(path, out, {**asked, "client": client}, is_global=is_global, as_json=as_json)
 
 
-@command(no_args_is_help=True)
-@options(verbs.ModelSettings)
+@command(verbs.ModelSettings, module="models", like=[model])
 def predict(
-    path: RunFolder,
     inputs: Annotated[
         list[Path],
         words(
@@ -335,25 +389,14 @@ def predict(
         ),
     ],
     *,
-    client: Client = None,
-    is_global: GlobalModel = False,
-    run_code: RunCode = False,
     out: Annotated[
         Path | None, option("--out", "FILE.csv", "Write the predictions to a CSV file.")
     ] = None,
-    as_json: AsJson = False,
-    asked: dict[str, Any],
 ) -> None:
     """Predict the classes of samples in files with a model of a run."""
-    with importing():
-        from flbench.cli import models as called
-
-    asked["client"] = client
-    called.predict(path, inputs, out, asked, is_global=is_global, as_json=as_json)
 
 
-@command()
-@options(
+@command(
     aliases=("clients", "alpha", "model", "rounds", "participation", "engine", "device", "seed")
 )
 def reproduce(
@@ -408,117 +451,41 @@ def reproduce(
     dry_run: Annotated[
         bool, option("--dry-run", None, "Train nothing: report what is there.")
     ] = False,
-    as_json: AsJson = False,
-    aliases: dict[str, str],
+    as_json: Json = False,
 ) -> None:
     """Measure tables of a paper, and print the published numbers beside the measured ones.
 
     The methods of a table are compared in folders of comparisons, and the same command resumes
     them.
     """
-    with importing():
-        from flbench.cli import reproduce as called
-
-    called.reproduce(
-        words or [],
-        aliases=aliases,
-        dry_run=dry_run,
-        as_json=as_json,
-        tables=_listed(table),
-        dataset=dataset,
-        algos=_listed(algo),
-        seeds=seeds,
-        jobs=jobs,
-        out=out,
-        download=download,
-    )
 
 
-ComparisonFolder = Annotated[
-    Path | None,
-    option(
-        "--resume",
-        "COMPARISON_DIR",
-        "Resume an interrupted comparison, or add methods and repetitions to one.",
-    ),
-]
-DataSets = Annotated[
-    list[str] | None,
-    option(
-        "--data",
-        "NAME|FILE[,...]",
-        "Data sets, by name or by file. Can be given several times.",
-        autocompletion=lambda incomplete: completion.data_sets(incomplete),
-    ),
-]
-
-
-@command(no_args_is_help=True)
-@options(verbs.compare, aliases=ALIASES)
-def compare(
-    words: Words = None,
-    *,
-    algo: Algo = None,
-    data: DataSets = None,
-    run_code: RunCode = False,
-    resume: ComparisonFolder = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    asked: dict[str, Any],
-    aliases: dict[str, str],
-) -> None:
+@command(verbs.compare, like=[training, matrix], aliases=(*ALIASES,))
+def compare() -> None:
     """Train methods over data sets, settings and repetitions.
 
     Each training is a cell of the matrix methods x data sets x settings x repetitions, and an
     ordinary run folder. The methods of a repetition have the same seeds.
     A variant of a method is one word, `"LABEL: METHOD KEY=VALUE ..."`.
     """
-    given = {**locals(), **asked}
-    with importing():
-        from flbench.cli import compare as called
-
-    called.called(given)
 
 
-@command(no_args_is_help=True)
-@options(verbs.ablate, aliases=ALIASES)
-def ablate(
-    words: Words = None,
-    *,
-    algo: Algo = None,
-    data: DataSets = None,
-    run_code: RunCode = False,
-    resume: ComparisonFolder = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    asked: dict[str, Any],
-    aliases: dict[str, str],
-) -> None:
+@command(
+    verbs.ablate,
+    module="compare",
+    like=[training, matrix],
+    aliases=(*ALIASES,),
+)
+def ablate() -> None:
     """Compare one METHOD with variants of itself, each with another value of one key."""
-    given = {**locals(), **asked}
-    with importing():
-        from flbench.api import comparing
-        from flbench.cli import compare as called
-
-    values = comparing.grid_of(asked["values"] or [], "values")
-    own = {"keys": asked["keys"], "values": values}
-    called.called(given, "ablate", partial(comparing.ablated, **own), own)
 
 
-@command(no_args_is_help=True)
-@options(verbs.tune, aliases=ALIASES)
+@command(verbs.tune, like=[training], aliases=(*ALIASES,))
 def tune(
-    words: Words = None,
     *,
-    algo: Algo = None,
-    run_code: RunCode = False,
     resume: Annotated[
         Path | None, option("--resume", "STUDY_DIR", "Resume an interrupted study.")
     ] = None,
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-    asked: dict[str, Any],
-    aliases: dict[str, str],
 ) -> None:
     """Search hyper-parameters of methods with equal budgets, and compare the tuned methods.
 
@@ -526,21 +493,9 @@ def tune(
     parameters are then compared over repetitions with other seeds and partitions, and only these
     are evaluated on the test parts.
     """
-    with importing():
-        from flbench.cli import tune as called
-
-    called.called(
-        words or [],
-        algo or [],
-        aliases,
-        {name: value for name, value in asked.items() if value is not None},
-        resume=resume,
-        dry_run=dry_run,
-        as_json=as_json,
-    )
 
 
-@command("new-method", no_args_is_help=True)
+@command()
 def new_method(
     name: Annotated[
         str, words("NAME", "Name of the method: lower-case letters, digits and underscores.")
@@ -550,29 +505,22 @@ def new_method(
         Path | None,
         option("--out", "DIR", "Folder of the package (default: flbench-NAME in this folder)."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Write a package with a method that works, its search space, its tests and a README."""
-    with importing():
-        from flbench.cli import new_method as called
-
-    called.new_method(name, out, as_json=as_json)
 
 
-@command(no_args_is_help=True)
+@command(module="mlflow", light=True)
 def sync(
     paths: Annotated[list[Path], words("PATH ...", "Folders of runs, studies and comparisons.")],
     *,
     uri: StoreUri = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Send to MLflow the parts of runs, studies and comparisons that it does not have yet."""
-    from flbench.cli import mlflow as called
-
-    called.sync(paths, uri, as_json=as_json)
 
 
-@command()
+@command(module="mlflow", light=True)
 def ui(
     *,
     uri: StoreUri = None,
@@ -581,14 +529,6 @@ def ui(
     ] = 5000,
 ) -> None:
     """Serve MLflow's pages on this machine, and print links to useful comparisons."""
-    from flbench.cli import mlflow as called
-
-    called.ui(uri, port)
-
-
-def _listed(given: list[str] | None) -> list[str]:
-    """Return the values of an option that can be given several times, with commas between some."""
-    return [one.strip() for text in given or [] for one in text.split(",")]
 
 
 @cache

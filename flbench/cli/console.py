@@ -2,7 +2,7 @@
 
 import json as json_module
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -29,6 +29,14 @@ def json(value: object) -> None:
     """
     content = json_module.dumps(_finite(value), indent=1, default=str, allow_nan=False)
     sys.stdout.write(content.replace("\x7f", "\\u007f") + "\n")  # the others are escapes already
+
+
+def plan(tree: Mapping[str, Any], sentences: Sequence[str], *, as_json: bool) -> None:
+    """Print what a command will train and cost, as JSON or in sentences."""
+    if as_json:
+        json(tree)
+    for sentence in () if as_json else sentences:
+        line(sentence)
 
 
 def _finite(value: Any) -> Any:

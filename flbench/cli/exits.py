@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from flbench.cli import suggestions
+from flbench.cli.completion import key_like
 from flbench.core import startup
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.system_errors import as_flbench_errors
@@ -33,13 +33,6 @@ class Group(TyperGroup):
         """Read the options before the command."""
         with exit_codes():
             return super().make_context(*args, **options)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the user named."""
-        if args and args[0] not in self.commands and not ctx.resilient_parsing:
-            word = printable(args[0])
-            raise UserError(suggestions.for_command(word, args[1:], list(self.commands)))
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Call the command that the user named."""
@@ -66,26 +59,16 @@ class Command(TyperCommand):
 def _in_words(error: Any) -> str:
     """Return what is wrong with the arguments of a command."""
     option = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
-    if option is None:
-        return shortened(printable(error.format_message()))
-    command, parent = error.ctx.command, error.ctx.parent
-    if parent is None:
-        return (
-            f"No such option: {option}. Options follow the command, for example flbench run"
-            f" {option} ...; flbench --help lists the commands."
-        )
-    others = parent.command.commands.items()
-    return suggestions.for_option(
-        option,
-        _options(command),
-        takes_keys=any("key=value" in str(one.metavar) for one in command.params),
-        elsewhere=[name for name, other in others if option in _options(other)],
-    )
-
-
-def _options(command: Any) -> list[str]:
-    """Return the options of a command, such as `--rounds`."""
-    return [name for one in command.params for name in one.opts if name.startswith("--")]
+    parameters = error.ctx.command.params if option is not None else ()
+    name = str(option).lstrip("-").lower().replace("-", "_")
+    for one in parameters:  # such as --repetitions for --seeds, "Repetitions of each method"
+        if str(getattr(one, "help", "")).lower().startswith(f"{name} "):
+            return f"No such option: {option}. Did you mean {one.opts[0]}?"
+    if any("key=value" in str(one.metavar) for one in parameters):
+        meant = key_like(name)
+        if meant and (meant.endswith(name) or not error.possibilities):
+            return f"No such option: {option}. Did you mean {meant}=VALUE?"
+    return shortened(printable(error.format_message()))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from flbench.tracking.follow import Synced
 from flbench.tracking.send import SentCounts
 
 
-def sync(paths: Sequence[Path], uri: str | None, *, as_json: bool) -> None:
+def sync(paths: Sequence[Path], *, uri: str | None, as_json: bool) -> None:
     """Send to MLflow the parts of runs, studies and comparisons that it does not have yet.
 
     Args:
@@ -65,6 +65,6 @@ def _print(done: Synced, sent: SentCounts) -> None:
     console.line(f"{done.path} to {done.uri}: {', '.join(texts) or 'nothing new'}")
 
 
-def ui(uri: str | None, port: int) -> None:
+def ui(*, uri: str | None, port: int) -> None:
     """Serve MLflow's pages until Ctrl-C."""
     mlflow_ui.serve(uri, port, console.text)

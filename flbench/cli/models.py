@@ -19,19 +19,20 @@ from flbench.results import reading
 
 
 def export(
-    path: Path, out: Path | None, asked: Mapping[str, Any], *, is_global: bool, as_json: bool
+    path: Path,
+    *,
+    client: str | None,
+    is_global: bool,
+    out: Path | None,
+    as_json: bool,
+    asked: Mapping[str, Any],
 ) -> None:
     """Write a model of a run to a file, and print where it is and how to load it.
 
-    Args:
-        path: The run folder.
-        out: The file; None for a name in the current folder.
-        asked: Arguments of `Run.export`.
-        is_global: Whether to take the global model.
-        as_json: Whether to print JSON.
+    The words and options are those of `flbench.cli.app`; `asked` has the arguments of `Run.export`.
     """
     name, model = formats.choose(asked["format"], out), asked["deployment"]
-    loaded = _load(path, asked, is_global=is_global)
+    loaded = _load(path, client, asked, is_global=is_global)
     card = loaded.card
     if out is None:
         who = "global" if card["client"] is None else _file_part(card)
@@ -50,24 +51,19 @@ def export(
 def predict(
     path: Path,
     inputs: Sequence[Path],
-    out: Path | None,
-    asked: Mapping[str, Any],
     *,
+    client: str | None,
     is_global: bool,
+    out: Path | None,
     as_json: bool,
+    asked: Mapping[str, Any],
 ) -> None:
     """Predict the classes of samples in files with a model of a run, and print them.
 
-    Args:
-        path: The run folder.
-        inputs: Images, tables and NPZ files, or folders and .zip files of them.
-        out: CSV file for the predictions; None to write none.
-        asked: Arguments of `Run.trained`.
-        is_global: Whether to take the global model.
-        as_json: Whether to print JSON.
+    The words and options are those of `flbench.cli.app`; `asked` has the `ModelSettings`.
     """
     reading.read(path).check_classes()
-    loaded = _load(path, asked, is_global=is_global)
+    loaded = _load(path, client, asked, is_global=is_global)
     rows: list[dict[str, Any]] = []
     for given in inputs:
         for samples in unlabelled.read(given, loaded.layout, _note):
@@ -116,9 +112,10 @@ def _note_unknown_words(model: TrainedModel, samples: unlabelled.Unlabelled) -> 
         )
 
 
-def _load(path: Path, asked: Mapping[str, Any], *, is_global: bool) -> TrainedModel:
+def _load(
+    path: Path, client: str | None, asked: Mapping[str, Any], *, is_global: bool
+) -> TrainedModel:
     """Return the model that the options name, and print notes about it."""
-    client = asked["client"]
     if is_global == (client is not None):
         what = "both" if is_global else "neither"
         raise UserError(

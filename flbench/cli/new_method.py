@@ -25,13 +25,8 @@ FILES: Final = {
 """Files of the package, and the template of each; None for an empty file."""
 
 
-def new_method(name: str, folder: Path | None, *, as_json: bool) -> None:
-    """Write the package of a new method.
-
-    Args:
-        name: Name of the method.
-        folder: Folder of the package; None for `flbench-NAME` in the current folder.
-        as_json: Whether JSON is printed.
+def new_method(name: str, *, out: Path | None, as_json: bool) -> None:
+    """Write the package of a new method; the options are those of `flbench.cli.app`.
 
     Raises:
         UserError: The name cannot be used, or the folder has files already.
@@ -49,7 +44,7 @@ def new_method(name: str, folder: Path | None, *, as_json: bool) -> None:
             " Choose another name."
         )
     project = f"flbench-{name.replace('_', '-')}"
-    folder = Path(project) if folder is None else folder
+    folder = Path(project) if out is None else out
     if folder.is_file() or (folder.is_dir() and any(folder.glob("[!.]*"))) or folder.is_symlink():
         raise UserError(f"{folder} is there already, and is no empty folder. Give another --out.")
     written = _write(folder, {"name": name, "Name": class_name, "project": project})

@@ -4,18 +4,16 @@ Name, type, default and description of an option are those of the argument, see
 `flbench.api.settings`.
 """
 
-import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial, wraps
-from inspect import Parameter, Signature, signature
+from collections.abc import Collection, Sequence
+from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
 from flbench.api.settings import Argument, arguments
-from flbench.cli import completion
+from flbench.cli.completion import completing
 
 METAVARS: Final = {
     "address": "HOST:PORT|auto",
@@ -37,12 +35,9 @@ METAVARS: Final = {
 TYPES: Final = {Path: "PATH", int: "N", float: "X", str: "NAME"}
 SEVERAL: Final = ("grid", "reuse", "values")
 """Options that can be given several times."""
-COMPLETIONS: Final = {"baseline": completion.methods, "grid": completion.keys}
-COMPLETIONS.update(values=completion.keys)
+COMPLETED: Final = {"baseline": "methods", "grid": "keys", "values": "keys"}
 PYTHON_ONLY: Final = ("algorithm", "engine", "progress", "seed", "trust")
 """Arguments that the command line takes as words, short forms or `--run-code`, or not at all."""
-ALIAS: Final = "alias_"
-"""Beginning of the names of parameters that are short forms."""
 
 
 class Alias(NamedTuple):
@@ -51,37 +46,40 @@ class Alias(NamedTuple):
     key: str
     metavar: str
     about: str
-    complete: Callable[[str], list[str]] | None = None
+    names: str | None = None
 
 
 ALIASES: Final = {
-    "dataset": Alias("data.name", "NAME", "data set", completion.data_sets),
-    "partition": Alias(
-        "partition.scheme", "SCHEME", "how samples go to clients", completion.schemes
-    ),
+    "dataset": Alias("data.name", "NAME", "data set", "data sets"),
+    "partition": Alias("partition.scheme", "SCHEME", "how samples go to clients", "schemes"),
     "clients": Alias("partition.clients", "N", "number of clients"),
     "alpha": Alias("partition.alpha", "ALPHA", "concentration of the partition"),
-    "model": Alias("model.name", "NAME", "net", completion.models),
+    "model": Alias("model.name", "NAME", "net", "models"),
     "rounds": Alias("train.rounds", "N", "communication rounds"),
     "participation": Alias("train.participation", "SHARE", "share of the clients in each round"),
-    "engine": Alias("engine.name", "NAME", "what trains the clients", completion.engines),
+    "engine": Alias("engine.name", "NAME", "what trains the clients", "engines"),
     "device": Alias("engine.device", "DEVICE", "cpu, cuda or cuda:N"),
     "seed": Alias("seed", "N", "seed of all randomness"),
 }
 """All short forms by the name of the option without its hyphens."""
 
 
-def options(
-    *declared: Any, aliases: Iterable[str] = ()
-) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Return a decorator that makes options of a command.
+def option(
+    name: str, metavar: str | None, about: str, complete: str | Sequence[str] = "", **more: Any
+) -> Any:
+    """Return an option of Typer; its default, if there is one, is named by the description."""
+    more = {"show_default": False, **more}
+    if complete:
+        more["autocompletion"] = completing(complete)
+    return typer.Option(name, metavar=metavar, help=about, **more)
 
-    The command has a parameter `asked`, which gets the values by the names of the arguments, and
-    with short forms a parameter `aliases`, which gets the texts of those that the user gave.
+
+def of_verbs(declared: Sequence[Any], own: Sequence[str]) -> dict[str, Parameter]:
+    """Return the options of verbs and of classes of settings, by the names of their arguments.
 
     Args:
-        declared: Verbs and classes of settings, whose arguments become options.
-        aliases: Short forms, by the names of `ALIASES`.
+        declared: The verbs and classes.
+        own: Names of the other options of the command.
     """
     found = {
         name: argument
@@ -89,42 +87,19 @@ def options(
         for name, argument in arguments(one).items()
         if name not in PYTHON_ONLY and _type(argument) is not None
     }
-
-    def add(command: Callable[..., Any]) -> Callable[..., None]:
-        own = [p for p in signature(command).parameters.values() if p.name not in LATER]
-        first = next((k for k, p in enumerate(own) if p.kind is Parameter.KEYWORD_ONLY), len(own))
-        names = [_hyphened(name) for name in (*found, *(p.name for p in own))]
-        asked = [_parameter(name, one.default, _option(one, names)) for name, one in found.items()]
-        short = [_parameter(f"{ALIAS}{name}", None, _short_form(name)) for name in aliases]
-        every = [*own[:first], *asked, *own[first:], *short]
-
-        @wraps(command)
-        def called(**values: Any) -> None:
-            given = {name: values.pop(f"{ALIAS}{name}") for name in aliases}
-            if found:
-                values["asked"] = {name: values.pop(name) for name in found}
-            if given:
-                values["aliases"] = {k: text for k, text in given.items() if text is not None}
-            command(**values)
-
-        # Typer reads both places.
-        vars(called)["__signature__"] = Signature(every)
-        called.__annotations__ = {p.name: p.annotation for p in every}
-        return called
-
-    return add
+    names = [_hyphened(name) for name in (*found, *own)]
+    return {name: _parameter(name, one.default, _option(one, names)) for name, one in found.items()}
 
 
-LATER: Final = ("asked", "aliases")
-
-
-def origins(aliases: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return (option, key, text of the value) of the short forms that the user gave.
-
-    >>> origins({"rounds": "10"})
-    [('--rounds', 'train.rounds', '10')]
-    """
-    return [(f"--{name}", ALIASES[name].key, text) for name, text in aliases.items()]
+def short_forms(names: Sequence[str]) -> dict[str, Parameter]:
+    """Return the options that stand for keys, by the names of `ALIASES`."""
+    panel = "Short forms of configuration keys"
+    found = {}
+    for name, one in ((name, ALIASES[name]) for name in names):
+        about = f"Sets {one.key}: {one.about}."
+        made = option(f"--{name}", one.metavar, about, one.names or "", rich_help_panel=panel)
+        found[name] = _parameter(f"alias_{name}", None, Annotated[str | None, made])
+    return found
 
 
 def _parameter(name: str, default: Any, annotation: Any) -> Parameter:
@@ -161,37 +136,15 @@ def _option(argument: Argument, options: Collection[str]) -> Any:
         return Annotated[bool, typer.Option(name, help=about)]
     several = argument.name in SEVERAL
     values = re.findall(r"'(\w+)'", str(argument.kind)) if "Literal" in str(argument.kind) else []
-    complete = COMPLETIONS.get(argument.name)
-    if values:
-        complete = partial(completion.beginning, names=values)
-    option = typer.Option(
-        name,
-        metavar=METAVARS.get(argument.name) or "|".join(values) or TYPES[kind or str],
-        help=f"{about} Can be given several times." if several else about,
-        show_default=bool(argument.default),
-        autocompletion=_completion(complete),
-    )
     taken: Any = list[kind] if several else kind  # type: ignore[valid-type]
-    return Annotated[taken | None, option]
-
-
-def _short_form(name: str) -> Any:
-    """Return the annotation of which Typer makes a short form."""
-    alias = ALIASES[name]
-    option = typer.Option(
-        f"--{name}",
-        metavar=alias.metavar,
-        help=f"Sets {alias.key}: {alias.about}.",
-        rich_help_panel="Short forms of configuration keys",
-        show_default=False,
-        autocompletion=_completion(alias.complete),
+    made = option(
+        name,
+        METAVARS.get(argument.name) or "|".join(values) or TYPES[kind or str],
+        f"{about} Can be given several times." if several else about,
+        values or COMPLETED.get(argument.name, ""),
+        show_default=bool(argument.default),
     )
-    return Annotated[str | None, option]
-
-
-def _completion(complete: Callable[[str], list[str]] | None) -> Any:
-    """Return a function as Typer takes it, which reads the names of its parameters."""
-    return None if complete is None else (lambda incomplete: complete(incomplete))
+    return Annotated[taken | None, made]
 
 
 def _hyphened(name: str) -> str:
@@ -202,34 +155,24 @@ def _hyphened(name: str) -> str:
 def for_command(about: str, options: Collection[str]) -> str:
     """Return the description of an argument as the help text of an option.
 
-    Names of arguments become names of options, and values of Python are written as the command
-    line takes them.
+    Names of arguments become names of options, and dicts are written as the command line takes
+    them.
 
     Args:
         about: The description.
         options: Names of the options of the command, such as `tuned`.
 
-    >>> for_command("Whether to use `grid`, such as `{'seed': [0, 1]}` or `None`.", ["grid"])
-    'Use --grid, such as seed=0,1 or null.'
+    >>> for_command('Whether to use `grid`, such as `{"seed": [0, 1]}`.', ["grid"])
+    'Use --grid, such as seed=0,1.'
     """
 
     def written(found: re.Match[str]) -> str:
         name = _hyphened(found[1])
-        return f"--{name}" if name in options else _value(found[1])
+        if name in options:
+            return f"--{name}"
+        pair = re.fullmatch(r'\{"(.+)": \[(.+)\]\}', found[1])
+        return f"{pair[1]}={pair[2].replace(' ', '')}" if pair else found[1]
 
     text = re.sub(r"`([^`]+)`", written, " ".join(about.split()))
     rest = text.removeprefix("Whether to ")
     return text if rest == text else rest[:1].upper() + rest[1:]
-
-
-def _value(text: str) -> str:
-    """Return a value of Python as the command line takes it; another text as it is."""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-    if isinstance(value, dict):
-        return " ".join(f"{key}={','.join(map(str, some))}" for key, some in value.items())
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return str(value)

@@ -9,8 +9,8 @@ from rich.markdown import Markdown
 
 from flbench.api import campaigns
 from flbench.api.caller import Caller
-from flbench.cli import console, words
-from flbench.cli.layers import CommandLine
+from flbench.cli import console
+from flbench.cli.words import layers, one_name
 from flbench.comparison.folder import read_design
 from flbench.config.resolve import as_data
 from flbench.config.sources import merge
@@ -24,46 +24,38 @@ from flbench.reproduce.report import PaperRequest
 
 
 def reproduce(
-    paper_and_overrides: Sequence[str],
+    words: Sequence[str] | None,
     *,
-    aliases: Mapping[str, str],
-    tables: Sequence[str],
+    table: Sequence[str] | None,
     dataset: str | None,
-    algos: Sequence[str],
+    algo: Sequence[str] | None,
     seeds: int | None,
     jobs: int | None,
     out: Path,
     download: bool,
     dry_run: bool,
     as_json: bool,
+    aliases: Mapping[str, str],
 ) -> None:
     """List the papers, or measure tables of one of them.
 
-    Args:
-        paper_and_overrides: At most one name of a paper, and overrides `key=value`.
-        aliases: Texts of the short forms that the user gave, by the name of the option.
-        tables: Numbers of tables; empty for the main table.
-        dataset: A data set of the tables, or another one in place of the first.
-        algos: Rows or methods; empty for all.
-        seeds: Repetitions of each method; None for as many as in the paper.
-        jobs: Trainings at the same time; None for one per core.
-        out: Folder of comparisons and reports.
-        download: Whether torchvision may download missing data sets.
-        dry_run: Whether to train nothing, and to report what is there.
-        as_json: Whether to print JSON: without a paper, `papers`; otherwise the content of the
-            report's JSON file, with `asked`, `missing` and `files`.
+    The words and options are those of `flbench.cli.app`. As JSON, `papers` are printed, or the
+    content of the report's JSON file with `asked`, `missing` and `files`.
 
     Raises:
         UserError: An option is wrong, or nothing could be measured.
         RunError: Trainings failed. The others are reported before that.
     """
-    name, overrides = words.one_name(paper_and_overrides, "paper")
+    tables, algos = (
+        [one.strip() for text in given or [] for one in text.split(",")] for given in (table, algo)
+    )
+    name, overrides = one_name(words or [], "paper")
     if name is None:
         if overrides or aliases or tables or dataset or algos:
             raise UserError(f"name a paper: {', '.join(paper.names())}.")
         _list(as_json=as_json)
         return
-    given = merge(CommandLine(overrides, aliases).layers())
+    given = merge(layers(overrides, aliases))
     asked = PaperRequest(name, tables, dataset, algos, given)
     folder = out / name.casefold()
     notes: list[str] = []

@@ -2,64 +2,72 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from flbench.api.caller import Caller
 from flbench.cli import console, tables
 from flbench.cli.show import show
+from flbench.cli.words import CommandLine
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer
+from flbench.config.schema import Config
+from flbench.config.sources import merge
 from flbench.core.errors import PrintableError, UserError, combined
 from flbench.core.plain_yaml import to_yaml
 
-if TYPE_CHECKING:
-    from flbench.api.running import RunsEnding
 
+def run(
+    words: Sequence[str] | None,
+    *,
+    algo: Sequence[str] | None,
+    out: str | None,
+    resume: Path | None,
+    dry_run: bool,
+    print_config: bool,
+    as_json: bool,
+    asked: Mapping[str, Any],
+    aliases: Mapping[str, str],
+) -> None:
+    """Train runs one after the other, or resume one, and print their tables.
 
-def run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
-    """Train one run after the other, and print their tables, also if one of them fails."""
-    resolved = [resolve(layers) for layers in runs]
-    from flbench.api import running
-
-    _finish(running.start(resolved, Caller()), as_json=as_json)
-
-
-def resume(path: Path, changed: Layer, refused: Mapping[str, object], *, as_json: bool) -> None:
-    """Resume an interrupted run, and print its tables.
-
-    Args:
-        path: The run folder.
-        changed: New values of keys that may change on resume.
-        refused: What a resumed run does not take, by the words for it.
-        as_json: Whether to print JSON.
+    The words and options are those of `flbench.cli.app`. With `print_config` and `as_json`, a list
+    with `config`, the sections, and `origins` by dotted key is printed instead.
 
     Raises:
-        UserError: Something was given that a resumed run does not take.
+        UserError: The configuration is wrong, or a method was refused; the others are trained.
     """
-    if given := [name for name, value in refused.items() if value]:
-        raise UserError(
-            f"{', '.join(given)} cannot be used with --resume: a resumed run keeps its"
-            " configuration and its folder. Leave this out, or start a new run."
-        )
-    from flbench.api import resuming
+    line = CommandLine.of(words, algo, aliases, asked["config"], out)
+    if resume is not None:
+        refused: dict[str, object] = {"--dry-run": dry_run, "--print-config": print_config}
+        refused |= {"a method": line.methods, "--config": asked["config"], "--out": out}
+        if given := [name for name, value in refused.items() if value]:
+            raise UserError(
+                f"{', '.join(given)} cannot be used with --resume: a resumed run keeps its"
+                " configuration and its folder. Leave this out, or start a new run."
+            )
+        from flbench.api import resuming
 
-    _finish(resuming.carry_on(path, changed, Caller()), as_json=as_json)
+        ending = resuming.carry_on(resume, merge(line.layers), Caller())
+    else:
+        resolved = [resolve(layers) for layers in line.of_each()]
+        if print_config and as_json:
+            console.json([{"config": one.tree(), "origins": places} for one, places in resolved])
+        elif print_config:
+            for config, origins in resolved:
+                console.text(to_yaml(config.tree(), origins))
+        elif dry_run:
+            _dry_run(resolved, as_json=as_json)
+        if print_config or dry_run:
+            return
+        from flbench.api import running
+
+        ending = running.start(resolved, Caller())
+    if ending.paths:
+        show(ending.paths, as_json=as_json)
+    console.notes(ending.unsent())
+    ending.check()
 
 
-def print_config(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
-    """Print the resolved configurations, with the origin of each value as a comment.
-
-    With `as_json` it is a list with `config`, the sections, and `origins` by dotted key.
-    """
-    resolved = [resolve(layers) for layers in runs]
-    if as_json:
-        console.json([{"config": config.tree(), "origins": place} for config, place in resolved])
-        return
-    for config, origins in resolved:
-        console.text(to_yaml(config.tree(), origins))
-
-
-def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
+def _dry_run(resolved: Sequence[tuple[Config, Mapping[str, str]]], *, as_json: bool) -> None:
     """Print configuration, partition, and estimates of size, time and memory.
 
     With `as_json` it is a list with `config`, `notes`, `partition` (as `flbench data --json` prints
@@ -68,7 +76,6 @@ def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
     Raises:
         UserError: A method was refused. The others are printed before that.
     """
-    resolved = [resolve(layers) for layers in runs]
     from flbench.data import catalogue
     from flbench.experiment import assembly, estimate
 
@@ -96,11 +103,3 @@ def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
         console.json(entries)
     if refused:
         raise next(iter(refused.values())) if len(resolved) == 1 else combined(refused)
-
-
-def _finish(ending: "RunsEnding", *, as_json: bool) -> None:
-    """Print the tables of finished runs, and wait until MLflow has them."""
-    if ending.paths:
-        show(ending.paths, as_json=as_json)
-    console.notes(ending.unsent())
-    ending.check()

@@ -1,12 +1,107 @@
-"""The words of a command that are not options: names, and overrides `key=value`."""
+"""The words of a command that are no options, and the configuration that they stand for."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Final, NamedTuple
 
-from flbench.cli.suggestions import key_like
-from flbench.core.errors import UserError
+from flbench.cli.completion import key_like
+from flbench.cli.options import ALIASES
+from flbench.config import trust
+from flbench.config.sources import Layer, from_file, from_overrides, from_values, merge
+from flbench.core.errors import ConfigError, UserError
 from flbench.core.registry import ALGORITHMS, MODELS
+
+WORDS: Final = "command line"
+"""Origin of values that words set: methods and overrides."""
+
+
+class CommandLine(NamedTuple):
+    """What a user gave on the command line.
+
+    Attributes:
+        methods: Names of the methods; empty if none is named.
+        layers: The other layers of the configuration, from the lowest to the highest.
+    """
+
+    methods: tuple[str, ...]
+    layers: list[Layer]
+
+    @classmethod
+    def of(
+        cls,
+        words: Sequence[str] | None,
+        algo: Sequence[str] | None,
+        short_forms: Mapping[str, str],
+        config: Path | None = None,
+        out: str | None = None,
+    ) -> "CommandLine":
+        """Return what words and options say.
+
+        Args:
+            words: Words of the command: methods and overrides `key=value`.
+            algo: Values of `--algo`, which stand for words.
+            short_forms: See `layers`, as for the other arguments.
+            config: See there.
+            out: See there.
+
+        Raises:
+            UserError: A word is neither a method nor an override, or a method is named twice.
+                Further errors are those of `layers`.
+        """
+        named, overrides = methods([*(words or []), *(algo or [])])
+        return cls(named, layers(overrides, short_forms, config, out))
+
+    def of_each(self) -> list[list[Layer]]:
+        """Return the layers of each run: one run for each method that is named.
+
+        Each method gets those overrides `algorithm.KEY=...` whose key it has. A key that none of
+        them has is refused later, when the configuration is resolved.
+        """
+        if not self.methods:
+            return [self.layers]
+        from flbench.comparison.design import LabelledLayer, layers_of_each
+
+        named = [
+            LabelledLayer.of(name, from_values({"algorithm": ALGORITHMS.section(name)}, WORDS))
+            for name in self.methods
+        ]
+        return [*layers_of_each(named, self.layers).values()]
+
+
+def layers(
+    overrides: Sequence[str],
+    short_forms: Mapping[str, str],
+    config: Path | None = None,
+    out: str | None = None,
+) -> list[Layer]:
+    """Return the layers of the configuration: the file, and what the command line sets.
+
+    Args:
+        overrides: Overrides `key=value`.
+        short_forms: Texts of the given short forms, by the name of the option.
+        config: Configuration file; None for none.
+        out: Option `--out` of `flbench run`: folder of the run folders; None if it is not given.
+
+    Raises:
+        UserError: The file cannot be read, or two options set a key to different values.
+    """
+    files = [] if config is None else [from_file(config)]
+    for layer in files:
+        trust.check(Path(str(config)), layer.tree)
+    texts = [(f"--{name}", ALIASES[name].key, text) for name, text in short_forms.items()]
+    texts += [] if out is None else [("--out", "output.dir", out)]
+    given = from_overrides(overrides, WORDS)
+    own = [from_overrides([f"{key}={text}"], option) for option, key, text in texts]
+    for key, one in (pair for layer in own for pair in layer.items()):
+        if key in given and given[key].value != one.value:
+            raise ConfigError(
+                f"`{key}` is given twice: as {one.value} ({one.origin}) and as {key}="
+                f"{given[key].value}. Leave one of the two out."
+            )
+    # One layer holds all that the command line sets: merging it over the file drops the keys of a
+    # method or net that the command line replaces, and none that the command line sets.
+    return [*files, merge([given, *own])]
 
 
 def separate(items: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -21,7 +116,13 @@ def separate(items: Sequence[str]) -> tuple[list[str], list[str]]:
     (['hfcd', 'fedavg', 'short: hfcd tau=0.1'], ['train.rounds=5'])
     """
     overrides = [item for item in items if "=" in item and not is_variant(item)]
-    return _names(item for item in items if item not in overrides), overrides
+    texts = (item for item in items if item not in overrides)
+    split = ([text] if is_variant(text) else text.split(",") for text in texts)
+    names = [name.strip() for some in split for name in some if name.strip()]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"`{name}` is named twice. Name it once.")
+    return names, overrides
 
 
 def is_variant(word: str) -> bool:
@@ -36,22 +137,8 @@ def is_variant(word: str) -> bool:
     return ": " in before or (bool(sign) and " " in before.strip())
 
 
-def _names(texts: Iterable[str]) -> list[str]:
-    """Return names that are separated by commas, and variants, each one once."""
-    split = ([text] if is_variant(text) else text.split(",") for text in texts)
-    names = [name.strip() for some in split for name in some if name.strip()]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"`{name}` is named twice. Name it once.")
-    return names
-
-
 def one_name(items: Sequence[str], kind: str) -> tuple[str | None, list[str]]:
-    """Separate at most one name from the overrides among the words of a command.
-
-    Args:
-        items: The words.
-        kind: What the name is of, for the error message.
+    """Separate at most one name, of a data set or a paper, from the overrides among words.
 
     Raises:
         UserError: There is more than one name.
@@ -62,32 +149,22 @@ def one_name(items: Sequence[str], kind: str) -> tuple[str | None, list[str]]:
     return (names[0] if names else None), overrides
 
 
-def methods(
-    items: Sequence[str], algo: Sequence[str], *, variants: bool = False
-) -> tuple[tuple[str, ...], list[str]]:
+def methods(items: Sequence[str], *, variants: bool = False) -> tuple[tuple[str, ...], list[str]]:
     """Separate the methods from the overrides among the words of a command.
 
     Args:
-        items: Words of the command.
-        algo: Values of `--algo`, which stand for words.
+        items: Words of the command, and values of `--algo`.
         variants: Whether the words can be variants of methods; see `is_variant`.
 
     Returns:
         The names of the methods, and the overrides. Classes of the user are registered.
 
     Raises:
-        UserError: A word is neither a method nor an override, a method is named twice, or the
-            words and `--algo` both name methods.
+        UserError: A word is neither a method nor an override, or a method is named twice.
     """
     names, overrides = separate(items)
-    if names and algo:
-        raise UserError(
-            f"`{' '.join(names)}` and --algo {','.join(algo)} both name methods. Name all of them"
-            " in one place."
-        )
-    named = names or _names(algo)
-    kept = {one for one in named if variants and is_variant(one)}
-    return tuple(one if one in kept else _method(one) for one in named), overrides
+    kept = {one for one in names if variants and is_variant(one)}
+    return tuple(one if one in kept else _method(one) for one in names), overrides
 
 
 def _method(name: str) -> str:
@@ -101,30 +178,17 @@ def _method(name: str) -> str:
     """
     if name in ALGORITHMS.names() or name in ALGORITHMS.load():
         return name
-    from flbench.config.schema import Config
-
-    key, colon, value = name.partition(":")
-    if colon and key not in Config.model_fields and key_like(key) != key:
+    if ":" in name:
         return str(ALGORITHMS.section(name)["name"])
-    if key in Config.model_fields or key_like(key) == key:
-        raise UserError(f"`{name}` has no value. Write {key}={value or 'VALUE'} (key=value).")
-    raise UserError(f"`{name}` is neither a method nor key=value.{_instead(name)}")
-
-
-def _instead(word: str) -> str:
-    """Return what to type instead of a word that is not a method, to follow its sentence."""
     from flbench.data.known_sets import known
 
-    if close := get_close_matches(word.lower(), ALGORITHMS.names(), n=1, cutoff=0.7):
-        return f" Did you mean `{close[0]}`?"
-    for option, names in (("--dataset", known()), ("--model", MODELS.names())):
-        if word in names:
-            return f" Did you mean {option} {word}?"
-    path = Path(word)
-    if path.suffix == ".py":
-        return f" Name the class of the method too: {word}:Class."
-    if path.suffix in (".yaml", ".yml"):
-        return f" A configuration file is given by --config {word}."
-    if path.suffix in (".npz", ".zip", ".csv") or path.is_dir():
-        return f" Data are given by data.path={word}, and a folder to resume by --resume {word}."
-    return " `flbench algos` lists the methods."
+    cure = "`flbench algos` lists the methods."
+    if key_like(name) == name:
+        cure = f"Write {name}=VALUE."
+    elif close := get_close_matches(name.lower(), ALGORITHMS.names(), n=1, cutoff=0.7):
+        cure = f"Did you mean `{close[0]}`?"
+    for option, known_names in (("--dataset", known()), ("--model", MODELS.names())):
+        cure = f"Did you mean {option} {name}?" if name in known_names else cure
+    if Path(name).suffix == ".py":
+        cure = f"Name the class of the method too: {name}:Class."
+    raise UserError(f"`{name}` is neither a method nor key=value. {cure}")

@@ -6,13 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from flbench.comparison.archive import Unpacked, archives
-from flbench.comparison.folder import (
-    MARKER,
-    TUNING,
-    is_cell,
-    is_comparison,
-    read_cells,
-)
+from flbench.comparison.folder import MARKER, TUNING, is_cell, is_comparison, read_cells
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import UserError
 from flbench.core.own_names import checked
@@ -22,7 +16,7 @@ from flbench.results.differences import check_comparable
 from flbench.results.left_out import LeftOut
 from flbench.results.reading import StoredRun
 
-MOST_SENTENCES: Final = 20  # of a comparison about its parameters
+MOST_SENTENCES: Final = 20  # of a comparison about its parameters, or about its failures
 
 
 @dataclass(frozen=True)
@@ -38,14 +32,19 @@ class Collection:
             they show, and about methods some of whose cells failed.
         reference: Label of the method with which each of the others is compared, if all runs are
             cells of one comparison that has one; or None.
+        metric: Metric that ranks the methods: that of the studies among the folders if they agree,
+            otherwise the accuracy.
+        deployment: Deployment whose metrics are compared, that of the studies likewise.
     """
 
     runs: tuple[StoredRun, ...]
     labels: dict[Path, str]
     names: dict[Path, str]
     unpacked: tuple[Unpacked, ...]
-    notes: tuple[str, ...] = ()
-    reference: str | None = None
+    notes: tuple[str, ...]
+    reference: str | None
+    metric: str
+    deployment: str
 
 
 def collect(paths: Sequence[Path]) -> Collection:
@@ -68,15 +67,12 @@ def collect(paths: Sequence[Path]) -> Collection:
         UserError: A path does not exist, or nothing remains: the error is that of the first run,
             study, archive or path that is left out.
     """
-    runs: list[StoredRun] = []
-    labels: dict[Path, str] = {}
-    names: dict[Path, str] = {}
-    notes: list[str] = []
     if missing := [path for path in paths if not path.exists()]:
         raise UserError(f"{missing[0]} does not exist.")
-    left_out = LeftOut()
+    left_out, runs, notes, unpacked = LeftOut(), [], list[str](), []
+    labels: dict[Path, str] = {}
+    names: dict[Path, str] = {}
     packed = {path: archives(path) for path in paths}
-    unpacked = []
     for file in (file for found in packed.values() for file in found):
         with left_out.catching(file):
             unpacked.append(Unpacked(file))
@@ -86,22 +82,32 @@ def collect(paths: Sequence[Path]) -> Collection:
             names |= {path: unpacked[-1].name(path) for path in below}
     # A path that has archives need not have a run below it.
     others = [path for path in folders.find(paths) if folders.is_one(path) or not packed.get(path)]
+    measures = set()
     for path in [*others, *list(names)]:
         with left_out.catching(path, names.get(path)):
+            begun = [path]
             if study_folder.is_study(path):
-                notes += study_folder.read(path, lenient=True).left_out
-                begun = _cells(path)
+                study = study_folder.read(path, lenient=True)
+                notes += study.left_out
+                cells = read_cells(path) if is_comparison(path) else []
+                begun = [path / "cells" / one.name for one in cells]
+                begun = [*filter(folders.is_one, begun)]
                 if not begun:
-                    raise UserError(_without_cells(names.get(path, str(path))))
+                    raise UserError(
+                        f"{names.get(path, path)} has no finished cell, so there is nothing to"
+                        " compare. `flbench show` prints its trials. Resume the study, or give it"
+                        " repetitions: flbench tune --seeds 5."
+                    )
+                measures.add((study.header.metric, study.header.deployment))
                 if path in names:
                     names |= {one: f"{names[path]}/{one.relative_to(path)}" for one in begun}
-                for one in begun:
-                    with left_out.catching(one, names.get(one)):
-                        runs.append(_checked(reading.read(one)))
-            elif folders.is_one(path):
-                runs.append(_checked(reading.read(path)))
-            else:
+            elif not folders.is_one(path):
                 raise UserError(f"{path} has no run below it.")
+            for one in begun:
+                with left_out.catching(one, names.get(one)):
+                    run = reading.read(one)
+                    check_comparable(run) if run.finished else run.check_classes()
+                    runs.append(run)
     if not runs:
         left_out.raise_first()
     folders_of = [run.path.absolute().parents[1] if is_cell(run.path) else None for run in runs]
@@ -126,39 +132,19 @@ def collect(paths: Sequence[Path]) -> Collection:
             notes += _failed(folder)
     labels |= tuned if len(tuned) < len(runs) else {}
     sentences = (*left_out.sentences, *dict.fromkeys(notes))
-    return Collection(tuple(runs), labels, names, tuple(unpacked), sentences, reference)
-
-
-def _checked(run: StoredRun) -> StoredRun:
-    """Return a run whose files a comparison can use; raise a UserError if it cannot."""
-    if run.finished:
-        check_comparable(run)
-    else:
-        run.check_classes()
-    return run
+    measure = measures.pop() if len(measures) == 1 else ("accuracy", study_folder.PERSONAL)
+    return Collection(tuple(runs), labels, names, tuple(unpacked), sentences, reference, *measure)
 
 
 def _failed(comparison: Path) -> list[str]:
     """Return a sentence for each method some of whose cells failed, with the first reason."""
     reasons = read_failures(comparison)
-    cells = read_cells(comparison) if reasons else []
-    found: list[str] = []
-    for method in dict.fromkeys(cell.method for cell in cells):
-        mine = [cell.name for cell in cells if cell.method == method]
-        if why := [str(reasons[name]) for name in mine if name in reasons]:
-            found.append(f"{method}: {len(why)} of {len(mine)} cells failed. {why[0]}")
-    return found[:MOST_SENTENCES]
-
-
-def _without_cells(study: str) -> str:
-    """Return what the user is told about a study that has no runs to compare."""
-    return (
-        f"{study} has no finished cell, so there is nothing to compare. `flbench show` prints its"
-        " trials. Resume the study, or give it repetitions: flbench tune --seeds 5."
-    )
-
-
-def _cells(study: Path) -> list[Path]:
-    """Return the folders of the cells of a study that have begun, in the order of its plan."""
-    cells = read_cells(study) if is_comparison(study) else []
-    return [path for one in cells if folders.is_one(path := study / "cells" / one.name)]
+    names: dict[str, list[str]] = {}
+    for cell in read_cells(comparison) if reasons else ():
+        names.setdefault(cell.method, []).append(cell.name)
+    failed = {method: [one for one in mine if one in reasons] for method, mine in names.items()}
+    return [
+        f"{method}: {len(some)} of {len(names[method])} cells failed. {reasons[some[0]]}"
+        for method, some in failed.items()
+        if some
+    ][:MOST_SENTENCES]

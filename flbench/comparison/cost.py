@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flbench.analysis.sampling import VARIED, Sampling
+from flbench.analysis.statistics import CLAIM_FROM
 from flbench.comparison.prepare import PreparedComparison
 from flbench.jobs import estimate
 from flbench.jobs.job import Job
@@ -62,6 +63,8 @@ def measure(
         f"{'' if len(left) == len(cells) else f', of which {len(left)} are not finished'},"
         f" {rounds:,} rounds."
     ]
+    if design.seeds < CLAIM_FROM:
+        said.append(f"no difference between methods can be claimed below {CLAIM_FROM} repetitions.")
     if design.seeds > 1:
         said.append(f"{VARIED[design.vary]}. All methods of a repetition have the same seeds.")
         if why_not := Sampling(design.vary).why_not:

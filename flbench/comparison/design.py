@@ -190,6 +190,7 @@ class Design(BaseModel):
         """
         methods = [one for method in self.methods for one in _variants(method, self.grid)]
         found: list[Job] = []
+        taken: set[str] = set()
         errors: dict[str, None] = {}
         for data, (words, values) in product(self.data, _settings(self.grid)):
             row = []
@@ -204,10 +205,14 @@ class Design(BaseModel):
                 last = f"seed{config.seed}"
                 if self.vary == "partition":
                     last = f"partition{config.partition_seed}"
-                names = (label, data.label or base.data.title, *words, last)
+                texts = (label, data.label or base.data.title, *words, last)
+                name = "-".join(map(_plain, texts))
+                if name in taken:
+                    name = f"{name}~{hashlib.sha256(str(texts).encode()).hexdigest()[:6]}"
+                taken.add(name)
                 found.append(
                     Job(
-                        "-".join(map(_safe, names)),
+                        name,
                         label,
                         data.label,
                         ", ".join(words),
@@ -332,11 +337,10 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _safe(text: str) -> str:
-    """Return a text as a part of a folder's name; texts that differ stay different.
+def _plain(text: str) -> str:
+    """Return a text as a part of a folder's name.
 
-    >>> _safe("alpha=0.1"), _safe("a b/c")
-    ('alpha=0.1', 'a_b_c~539138')
+    >>> _plain("alpha=0.1"), _plain("hfcd tuned"), _plain("../a b/c")
+    ('alpha=0.1', 'hfcd-tuned', 'a-b-c')
     """
-    safe = re.sub(r"[^\w.=+]", "_", text, flags=re.ASCII)[:LENGTH].lstrip(".") or "_"
-    return safe if safe == text else f"{safe}~{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    return re.sub(r"[^\w.=+]+", "-", text, flags=re.ASCII)[:LENGTH].strip(".-") or "_"

@@ -68,6 +68,7 @@ def prepare(
     *,
     force: bool = False,
     address: str | None = None,
+    retries: int = RETRIES,
 ) -> PreparedComparison:
     """Check a design against its data and methods. No file is written.
 
@@ -78,52 +79,44 @@ def prepare(
             as many as there is room for.
         force: Whether the study that has found the parameters may have another setting.
         address: Address of a Ray cluster, or `local`, in place of that of the design; or None.
+        retries: New attempts of a cell whose process dies.
 
     Raises:
         UserError: The comparison cannot be carried out.
     """
     designs.check(design)
+    optional = {one.label: one for one in design.methods if one.is_optional}
     left_out: dict[str, str] = {}
-    for method in design.methods:
-        if method.is_optional:
-            try:
-                design.altered(methods=(method,), seeds=1).cells()
-            except ConfigError as error:
-                left_out[method.label] = str(error)
+    for label, method in optional.items():
+        try:
+            design.altered(methods=(method,), seeds=1).cells()
+        except ConfigError as error:
+            left_out[label] = str(error)
     cells = design.without(left_out).cells()
-    optional = {one.label for one in design.methods if one.is_optional}
     first = cells[0].config.engine
     first = first if address is None else first.altered(address=address)
     engine = with_device(first, first.address, "`address`")
     notes: dict[str, None] = {}
-    if design.seeds < 3:
-        notes[
-            f"`seeds={design.seeds}`: with fewer than 3 repetitions, no difference"
-            " between methods can be claimed."
-        ] = None
     built: dict[tuple[str, tuple[str, str]], Config] = {}
     errors: dict[str, None] = {}
-    for cell in cells:
-        if cell.repetition:
-            continue
+    for cell in (one for one in cells if not one.repetition):
         federation = samples.federation(cell)
         try:
             # Building with the simplest engine shows whether the method accepts it.
             asked = cell.config.engine
             simple = asked.altered(name="sequential", device=engine.device)
             experiment = assembly.build(cell.config, federation, engine=on_this_machine(simple))
+            if not experiment.config.has_classes:
+                raise ConfigError(
+                    f"a comparison is made by accuracies, and `{federation.dataset.name}` has"
+                    " targets that are not classes. Train the methods one by one, and compare the"
+                    " metrics of the runs."
+                )
         except UserError as error:
             if cell.method in optional:
                 left_out.setdefault(cell.method, str(error))
             else:
                 errors |= dict.fromkeys(str(error).splitlines())
-            continue
-        if not experiment.config.has_classes:
-            errors[
-                f"a comparison is made by accuracies, and `{federation.dataset.name}` has targets"
-                " that are not classes. Train the methods one by one with fl.federate, and compare"
-                " the metrics of the runs."
-            ] = None
             continue
         used = experiment.config.engine.altered(precision=asked.precision)
         config = experiment.config.altered(engine=used)
@@ -141,7 +134,7 @@ def prepare(
         raise ConfigError("\n".join([*about_left_out, "No other method is left to compare."]))
     repeated = (*about_left_out, *tuned.about(design, cells, built, samples, force=force))
     notes |= dict.fromkeys([*_about_partitions(design, cells, samples), *repeated])
-    resources = _resources(engine, jobs, len(cells))
+    resources = _resources(engine, jobs, len(cells), retries)
     return PreparedComparison(
         design, tuple(cells), built, samples, resources, tuple(notes), repeated
     )
@@ -155,16 +148,17 @@ def _about_partitions(design: Design, cells: Sequence[Job], samples: LoadedSampl
     """
     if design.vary == "training" or design.seeds == 1:
         return []
-    found = {}
-    hashes: dict[str, str] = {}  # of the first repetition, by place
-    method = cells[0].method  # all methods of a repetition have one partition
-    for cell in (one for one in cells if one.method == method and one.repetition < 2):
-        now = samples.federation(cell).partition.hash()
-        if hashes.setdefault(cell.place, now) == now and cell.repetition:
-            found[cell.place] = cell.config.partition.scheme
+    hashes: dict[str, list[str]] = {}  # of the first two repetitions, by place
+    for cell in cells:
+        # All methods of a repetition have one partition.
+        if cell.method == cells[0].method and cell.repetition < 2:
+            partition = samples.federation(cell).partition
+            hashes.setdefault(cell.place, []).append(partition.hash())
+    scheme = cells[0].config.partition.scheme
     same = [
         f"{place}: partition.scheme={scheme} makes the same partition for every seed"
-        for place, scheme in found.items()
+        for place, (first, second) in hashes.items()
+        if first == second
     ]
     if same and design.vary == "partition":
         raise ConfigError(
@@ -173,16 +167,18 @@ def _about_partitions(design: Design, cells: Sequence[Job], samples: LoadedSampl
     return [f"{sentence}, so only the training varies between repetitions." for sentence in same]
 
 
-def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
+def _resources(engine: EngineConfig, jobs: int | None, cells: int, retries: int) -> Resources:
     """Return the number of cells at the same time, and the resources of each.
 
     Raises:
         ConfigError: Ray is missing, or the engine starts workers of its own.
     """
+    import torch
+
     if jobs is not None:
         check_whole("jobs", jobs, 1)
     on_gpu = engine.device.startswith("cuda")
-    devices = _gpus() if on_gpu else 0
+    devices = torch.cuda.device_count() if on_gpu else 0
     asked, address = jobs, None
     if engine.name == "ray":
         if jobs is not None and jobs > 1:
@@ -204,13 +200,7 @@ def _resources(engine: EngineConfig, jobs: int | None, cells: int) -> Resources:
             )
         jobs = 1
     gpus = gpu_share(jobs, devices) if address is None else float(on_gpu)
-    return Resources(jobs, engine.altered(name="sequential"), gpus, RETRIES, address, CELL)
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
+    return Resources(jobs, engine.altered(name="sequential"), gpus, retries, address, CELL)
 
 
 def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> None:

@@ -57,11 +57,9 @@ def find(
                 runs[cell.name] = path.absolute()
             else:
                 reasons[cell.name] = f"{path} is not used for {cell.title}: {reason}"
-    places = ", ".join(map(str, paths))
-    total = len(prepared.cells)
-    about = f"{len(runs)} of {total} cells exist in {places}, and are used again."
+    about = f"{len(runs)} of {len(prepared.cells)} cells exist in {', '.join(map(str, paths))}, and"
     others = [reason for name, reason in reasons.items() if name not in runs]
-    return runs, [about, *others[:SHOWN]]
+    return runs, [f"{about} are used again.", *others[:SHOWN]]
 
 
 def take(runs: dict[str, Path], folder: ComparisonFolder) -> None:
@@ -109,15 +107,16 @@ def _run_folders(paths: Sequence[Path]) -> Iterator[Path]:
         UserError: A path does not exist, or there is no run below it.
     """
     for path in paths:
-        if not path.exists():
-            raise UserError(f"{path} does not exist.")
-        runs = []
-        for one in folders.find([path]):
-            is_study = study_folder.is_study(one)
-            some = sorted(one.glob("cells/*")) if is_study else [one]
-            runs += [run for run in some if (run / "config.yaml").is_file()]
+        runs = [
+            run
+            for one in folders.find([path])
+            for run in (sorted(one.glob("cells/*")) if study_folder.is_study(one) else [one])
+            if (run / "config.yaml").is_file()
+        ]
         if not runs:
-            raise UserError(f"{path} has no run below it.")
+            raise UserError(
+                f"{path} {'has no run below it' if path.exists() else 'does not exist'}."
+            )
         yield from filter(is_finished, runs)
 
 
@@ -127,18 +126,19 @@ def _difference(prepared: PreparedComparison, cell: Job, path: Path) -> str | No
     The hash leaves out keys on which no model depends, such as `evaluation.rare`.
     """
     if found := first_difference(prepared.complete(cell), path):
-        key, was, now = found
-        return f"`{key}` is {was!r} there, and {now!r} here."
-    there = read_json(path / "partition.json")
-    about = json.loads(prepared.samples.partition(cell)[1])
+        return "`{}` is {!r} there, and {!r} here.".format(*found)
+    there, here = (
+        read_json(path / "partition.json"),
+        json.loads(prepared.samples.partition(cell)[1]),
+    )
     for name, what in (("data", "samples"), ("hash", "clients' parts")):
-        if there.get(name) != about[name]:
-            return f"its {what} have the hash {str(there.get(name))[:12]}, not {about[name][:12]}."
-    origin = read_json(path / "provenance.json")
-    old = f"flbench {origin.get('flbench')} ({origin.get('git_revision')})"
-    current = f"flbench {__version__} ({provenance.git_revision()})"
-    if old != current:
-        return f"it was trained by {old}, and this is {current}."
-    if "-dirty" in current:
-        return f"{current} has uncommitted changes, which may differ."
-    return None
+        if there.get(name) != here[name]:
+            return f"its {what} have the hash {str(there.get(name))[:12]}, not {here[name][:12]}."
+    origin, current = read_json(path / "provenance.json"), provenance.git_revision()
+    if (origin.get("flbench"), origin.get("git_revision")) != (__version__, current):
+        return (
+            f"it was trained by flbench {origin.get('flbench')} ({origin.get('git_revision')}), and"
+            f" this is {__version__} ({current})."
+        )
+    dirty = "-dirty" in str(current)
+    return "flbench has uncommitted changes, which may differ." if dirty else None

@@ -20,7 +20,6 @@ COMPARED: Final = (*SECTIONS, "algorithm.", "engine.precision")
 SEARCHED_BY: Final = "accuracy"  # the metric that a comparison ranks by, unless its report is asked
 UNCOMPARED: Final = (*WITHOUT, "data.source", "data.sha256", "partition.sha256", "algorithm.name")
 """Keys that name a file or a seed; data and partitions are compared by their hashes."""
-AFTER: Final = "Without seed and partition.seed, the repetitions begin after those of the search."
 
 Cells = Mapping[tuple[str, tuple[str, str]], Config]
 """Complete configuration of the first repetition, by method, and labels of data and setting."""
@@ -47,12 +46,13 @@ def with_best(design: Design, path: Path) -> Design:
             f"`tuned={path}`: the study has none of the methods, but"
             f" {', '.join(study.methods)}. Leave it out, or name methods that it has tuned."
         )
-    return design.altered(
-        base=after_search(design.base, study),
-        methods=methods,
-        tuned=str(path.absolute()),
-        untuned=untuned,
-    )
+    base, given = design.base, design.base.origins
+    if "seed" not in given:  # it determines the seed of the partition, too
+        seed, partition = _search_seeds(study)
+        after = {"seed": seed + 1, "partition.seed": partition + 1}
+        left = {key: value for key, value in after.items() if key not in given}
+        base = merge([base, from_values(left, f"after the search of {path}")])
+    return design.altered(base=base, methods=methods, tuned=str(path.absolute()), untuned=untuned)
 
 
 def best(
@@ -72,41 +72,24 @@ def best(
     won = {name: study.winner(name) for name in {one.method for one in methods}}
     trust.check(path / "study.json", {name: one.params for name, one in won.items() if one})
     found: list[LabelledLayer] = []
-    untuned: dict[str, None] = {}
     for method in methods:
         winner = won[method.method]
-        if method.method not in study.methods:
-            untuned[method.method] = None
-        elif winner is None:
+        if winner is None and method.method in study.methods:
             raise ConfigError(
-                f"`tuned={path}`: the study has no best parameters of {method.label}: none of its"
-                " trials has finished with a score. Resume the study if it was interrupted, or"
-                f" leave {method.label} out."
+                f"`tuned={path}`: no trial of {method.label} has finished with a score. Resume the"
+                f" study, or leave {method.label} out."
             )
-        else:
-            for key in winner.params:
-                place = method.origins.get(key, base.origins.get(key, "default"))
-                if not is_line(place) and not place.startswith("default"):
-                    raise ConfigError(
-                        f"`tuned={path}` and {place} both give `{key}` of {method.label}. Leave"
-                        " one of the two out."
-                    )
-            method = method.altered(from_values(winner.params, str(path)))
-        found.append(method)
-    return tuple(found), tuple(untuned)
-
-
-def after_search(base: Layer, study: StoredStudy) -> Layer:
-    """Return what all cells share, with seeds that begin after those of a study's search.
-
-    Seeds that the user gives are kept.
-    """
-    seed, partition = _search_seeds(study)
-    if "seed" in base.origins:  # it determines the seed of the partition, too
-        return base
-    values = {"seed": seed + 1, "partition.seed": partition + 1}
-    left = {key: value for key, value in values.items() if key not in base.origins}
-    return merge([base, from_values(left, f"after the search of {study.path}")])
+        params = {} if winner is None else winner.params
+        for key in params:
+            place = method.origins.get(key, base.origins.get(key, "default"))
+            if not is_line(place) and not place.startswith("default"):
+                raise ConfigError(
+                    f"`tuned={path}` and {place} both give `{key}` of {method.label}. Leave one of"
+                    " the two out."
+                )
+        found.append(method.altered(from_values(params, str(path))) if params else method)
+    untuned = (one.method for one in methods if one.method not in study.methods)
+    return tuple(found), tuple(dict.fromkeys(untuned))
 
 
 def about(
@@ -115,8 +98,8 @@ def about(
     """Return what a reader must know about parameters that a study has found.
 
     These are a sentence about the methods that have default parameters, one about the keys in which
-    the setting of the search differs from that of the comparison, and one for each place that has
-    the partition or the seed of the search.
+    the setting of the search differs from that of the comparison, and one about repetitions that
+    have the seed or the partition of the search.
 
     Args:
         design: The design of the comparison.
@@ -131,10 +114,7 @@ def about(
     if design.tuned is None:
         return []
     if not study_folder.is_study(Path(design.tuned)):
-        return [
-            f"{design.tuned}, the study that has found the parameters, is not there: its setting is"
-            " not compared with that of the comparison."
-        ]
+        return [f"{design.tuned} is not there: its setting is not compared with that of the cells."]
     study = study_folder.read(Path(design.tuned))
     name, found = study.path.name, []
     # The variants of an ablation are meant to differ.
@@ -143,10 +123,9 @@ def about(
     if different and not force:
         raise ConfigError(
             "\n".join(f"`tuned={design.tuned}`: {words}." for words in different)
-            + "\nThe study has found the best parameters in another setting (there) than that of"
-            " the comparison (here), in which others may be the best. Give the comparison the"
-            " values of the study, tune the methods in the setting of the comparison, or compare"
-            " them nevertheless, with a note: `force`."
+            + "\nIn the setting of the comparison (here), other parameters may be the best than in"
+            " that of the study (there). Give the comparison the values of the study, tune the"
+            " methods in the setting of the comparison, or compare them with a note: `force`."
         )
     if design.untuned:
         found.append(
@@ -163,7 +142,20 @@ def about(
             f" {'; '.join(different)}. They need not be the best ones here. Tune the methods in the"
             " setting of the comparison before you claim that one is better."
         )
-    return [*found, *_about_search(study, cells, samples)]
+    seeds = _search_seeds(study)
+    # The partition of a repetition costs time, so only those that can be equal are made: most
+    # schemes make another one for another seed, the others the same one for all seeds.
+    tried = [one for one in cells if not one.repetition or one.config.partition_seed == seeds[1]]
+    hashes = (
+        samples.federation(one).partition.hash() for one in tried if one.method == cells[0].method
+    )
+    if seeds[0] in {one.config.seed for one in cells} or study.header.partition_hash in hashes:
+        found.append(
+            f"Repetitions have the seed or the partition of the search of the study {name}, by"
+            " which the parameters were chosen, so their results are not independent of the"
+            " search. Without seed and partition.seed, the repetitions begin after it."
+        )
+    return found
 
 
 def _search_seeds(study: StoredStudy) -> tuple[int, int]:
@@ -190,62 +182,27 @@ def _differences(
     methods = set()
     for cell in cells:
         won = study.winner(cell.config.algorithm.name)
-        if not cell.repetition and won is not None:
-            methods.add(cell.method)
-            here = built[cell.method, (cell.data, cell.setting)]
-            for difference in _different(study, won, cell, here, samples):
-                found.setdefault(difference, {})[cell.method] = None
+        if cell.repetition or won is None:
+            continue
+        methods.add(cell.method)
+        folder = _folder(study, won)
+        there = leaves(reading.read(folder).config.tree())
+        was = read_json(folder / "partition.json").get("data")
+        mine, now = [], samples.data_hash(cell)
+        if was not in (None, now):
+            names = study.header.dataset, cell.config.data.title
+            mine = [f"the data: {names[0]} ({was[:6]}) there, {names[1]} ({now[:6]}) here"]
+        mine += [
+            f"{key}: {text_of(there.get(key))} there, {text_of(value)} here"
+            for key, value in leaves(built[cell.method, (cell.data, cell.setting)].tree()).items()
+            if key.startswith(COMPARED)
+            and key not in UNCOMPARED
+            and not any(f"{searched}.".startswith(f"{key}.") for searched in won.params)
+            and there.get(key) != value
+        ]
+        for difference in mine:
+            found.setdefault(difference, {})[cell.method] = None
     return [
         f"{difference} ({', '.join(of)})" if len(of) < len(methods) else difference
         for difference, of in found.items()
     ]
-
-
-def _different(
-    study: StoredStudy, won: Trial, cell: Job, here: Config, samples: LoadedSamples
-) -> list[str]:
-    """Return the keys in which the best trial of a method and a cell differ, with both values."""
-    folder = _folder(study, won)
-    there = leaves(reading.read(folder).config.tree())
-    found = [
-        f"{key}: {text_of(there.get(key))} there, {text_of(value)} here"
-        for key, value in leaves(here.tree()).items()
-        if key.startswith(COMPARED)
-        and key not in UNCOMPARED
-        and not any(f"{searched}.".startswith(f"{key}.") for searched in won.params)
-        and there.get(key) != value
-    ]
-    was = read_json(folder / "partition.json").get("data")
-    if was is not None and was != samples.data_hash(cell):
-        names = study.header.dataset, cell.data or cell.config.data.title
-        same = names[0] == names[1]
-        what = " (other samples)" if same else f": {names[0]} there, {names[1]} here"
-        found.insert(0, f"the data{what}")
-    return found
-
-
-def _about_search(study: StoredStudy, cells: Sequence[Job], samples: LoadedSamples) -> list[str]:
-    """Return a sentence for each place whose repetitions are not independent of the search."""
-    (training, seed), wanted = _search_seeds(study), study.header.partition_hash
-    found = []
-    first = cells[0].method  # all methods of a repetition have one partition
-    for place in dict.fromkeys(cell.place for cell in cells):
-        mine = [cell for cell in cells if (cell.place, cell.method) == (place, first)]
-        # The partition of a repetition costs time, so only those that can be equal are made: most
-        # schemes make another one for another seed, the others the same one for all seeds.
-        tried = [cell for cell in mine if cell.repetition < 2 or cell.config.partition.seed == seed]
-        same = [one for one in tried if samples.federation(one).partition.hash() == wanted]
-        seeded = [cell for cell in mine if cell.config.seed == training]
-        if wanted is None or not (same or seeded):
-            continue
-        what = "partition" if same else f"seed {training}"
-        shared, among = (same, tried) if same else (seeded, mine)
-        is_each = len(mine) > 1 and len(shared) == len(among)
-        which = "each repetition" if is_each else f"repetition {shared[0].repetition + 1}"
-        fixed = same and is_each and mine[0].config.partition.seed != seed
-        found.append(
-            f"{place}: {which} has the {what} of the search of the study {study.path.name}, by"
-            " which the parameters were chosen, so its results are not independent of the search."
-            + ("" if fixed else f" {AFTER}")
-        )
-    return found

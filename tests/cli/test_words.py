@@ -41,14 +41,14 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("word", ["typed_method:Typed", "typed_method.py:Typed", "fedavg"])
 @pytest.mark.usefixtures("here")
 def test_a_method_is_named_by_its_name_path_or_file(word):
-    assert words.methods([word], [])[0] == ("fedavg" if word == "fedavg" else "typed",)
+    assert words.methods([word])[0] == ("fedavg" if word == "fedavg" else "typed",)
 
 
 @pytest.mark.parametrize(
     ("word", "cure"),
     [
-        ("data:digits", "data=digits"),  # the folder `data` is no module with a method
-        ("seed:1", "seed=1"),
+        ("data:digits", "data:digits"),  # the folder `data` is no module with a method
+        ("train.rounds", "train.rounds=VALUE"),
         ("typed_method.py", "typed_method.py:Class"),
         ("typed-method.py:Typed", "typed-method.py.*letters"),
         ("typed_script.py:Typed", "raised SystemExit"),
@@ -61,11 +61,11 @@ def test_a_method_is_named_by_its_name_path_or_file(word):
 @pytest.mark.usefixtures("here")
 def test_a_word_that_is_no_method_is_refused_with_a_cure(word, cure):
     with pytest.raises(UserError, match=cure):
-        words.methods([word], [])
+        words.methods([word])
 
 
 @pytest.mark.usefixtures("here")
 def test_the_folder_of_a_method_may_have_blanks():
-    found = words.methods(["of mine/blank_method.py:Typed,fedper", "fedavg ,", "ditto"], [])
+    found = words.methods(["of mine/blank_method.py:Typed,fedper", "fedavg ,", "ditto"])
 
     assert found[0] == ("typed", "fedper", "fedavg", "ditto")

@@ -190,7 +190,7 @@ def test_study_without_cells_is_packed_and_shown(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_cells_of_a_packed_study_are_compared_without_their_method(tmp_path):
-    study = studies.begin(tmp_path / "study", "fedpull", seeds=2, trials=1)
+    study = studies.begin(tmp_path / "study", "fedpull", seeds=2, trials=1, metric="macro_f1")
     studies.trial(study, "fedpull", 0, 0.5)
     for seed in (1, 2):
         run = run_folder(tmp_path / f"run{seed}", "fedavg", 0.5, repetition=seed)
@@ -214,3 +214,6 @@ def test_cells_of_a_packed_study_are_compared_without_their_method(tmp_path):
     ]
     assert of_archive.leaderboard.equals(fl.report(study).leaderboard)
     assert of_archive.runs["path"].tolist() == [f"{file}/study/{cell}" for cell in cells]
+    run_folder(tmp_path / "beside", "local", 0.4, repetition=1)
+    for found in (of_archive, fl.report([study, tmp_path / "beside"], force=True)):
+        assert found.tree()["metric"] == "macro_f1"  # that of the study

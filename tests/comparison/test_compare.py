@@ -22,11 +22,13 @@ from flbench.api import comparing
 from flbench.cli import app
 from flbench.comparison.collect import collect
 from flbench.comparison.design import Design, LabelledLayer
+from flbench.comparison.prepare import prepare
 from flbench.comparison.tuned import with_best
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_file, from_overrides, from_values
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle
+from flbench.jobs.samples import LoadedSamples
 from tests.forks import Fork
 from tests.support import SMALL
 from tests.tuning import studies
@@ -312,13 +314,26 @@ def test_the_seeds_and_names_of_cells_do_not_depend_on_what_is_added():
     assert Design.model_validate(json.loads(design.model_dump_json())) == design
 
 
-def test_labels_that_differ_have_folders_that_differ():
-    method = LabelledLayer.of("local", from_values({"algorithm": "local"}, "test"))
-    data = tuple(LabelledLayer(label=label) for label in ("a b", "a_b", "a/b", ".."))
-    design = Design(base=Layer(), methods=(method,), data=data, seeds=1)
-    names = [cell.name for cell in design.cells()]
-    assert len(set(names)) == 4
+def test_labels_that_differ_have_folders_that_differ_and_can_be_read():
+    labels = ("hfcd tuned", "hfcd-tuned", "hfcd/tuned", "..", "a" * 50 + "b", "a" * 50 + "c")
+    layer = from_values({"algorithm": "local"}, "test")
+    methods = tuple(LabelledLayer.of(label, layer) for label in labels)
+    cells = Design(base=Layer(), methods=methods, seeds=2).cells()
+    names = [cell.name for cell in cells]
+    assert len(set(names)) == len(names) == 12
     assert not any("/" in name or name.startswith(".") for name in names)
+    first = {cell.method: cell.name for cell in cells if not cell.repetition}
+    assert first["hfcd tuned"] == "hfcd-tuned-digits-seed0"
+    few = Design(base=Layer(), methods=methods[:2], seeds=1).cells()
+    assert [cell.name for cell in few] == [first[cell.method] for cell in few]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "ray"])
+def test_new_attempts_of_a_cell_are_those_that_are_asked_for(engine: str):
+    layers = [from_overrides([*ONE, f"engine.name={engine}"])]
+    design = Design.of(comparing.methods_of("local", "test"), layers, seeds=1)
+    assert prepare(design, LoadedSamples(), None, retries=0).resources.retries == 0
+    assert prepare(design, LoadedSamples(), None).resources.retries == 2
 
 
 @pytest.fixture
@@ -343,7 +358,7 @@ def test_methods_take_the_best_parameters_of_a_study(study: Path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["hfcd", "fedavg"], "the study has no best parameters of fedavg"),
+        (["hfcd", "fedavg"], "no trial of fedavg has finished"),
         (["hfcd", "algorithm.tau=1"], "both give `algorithm.tau` of hfcd"),
         (["local", "ft"], "the study has none of the methods, but hfcd, fedavg"),
     ],
