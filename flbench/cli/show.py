@@ -1,19 +1,16 @@
 """`flbench show`: tables of runs and studies."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flbench.cli import console, tables
 from flbench.comparison.archive import Unpacked, is_archive
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
 from flbench.results.differences import differences
-
-if TYPE_CHECKING:
-    from flbench.api.studies import Study
 
 
 def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = False) -> None:
@@ -32,10 +29,10 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
     from flbench.api.studies import Study
 
     if picture is not None:
-        from flbench.reports.picture import check, save
+        from flbench.reports import picture as pictures
         from flbench.reports.run import curves
 
-        check(picture)
+        pictures.check(picture)
     runs, studies, errors = [], [], []
     packed = [Unpacked(path) for path in paths if is_archive(path)]
     names = {path: Path(one.name(path)) for one in packed for path in folders.below(one.path)}
@@ -49,56 +46,44 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
             elif study_folder.is_study(path):
                 studies.append((Study(path), names.get(path, path)))
             else:
-                runs.append(_named(reading.read(path), names))
+                found = reading.read(path)
+                runs.append(replace(found, path=names[path]) if path in names else found)
         except UserError as error:
             errors.append(str(error))
+    apart = differences(runs) if runs else None
     if as_json:
-        console.json({"runs": _runs(runs), "studies": [_study(*pair) for pair in studies]})
+        entries: list[dict[str, Any]] = [
+            {
+                "path": str(run.path),
+                "finished": run.finished,
+                "method": apart.methods[k],
+                "settings": {key: values[k] for key, values in apart.values.items()},
+                **run.summary,
+            }
+            for k, run in enumerate(runs)
+            if apart is not None
+        ]
+        console.json({"runs": entries, "studies": [_tree(*pair) for pair in studies]})
     else:
         for study, shown in studies:
             tables.print_study(study.report, shown)
-        if runs:
-            tables.print_runs(runs)
-    if runs and picture is not None:
-        apart = differences(runs)
-        lines = [(apart.label(k), run.rows) for k, run in enumerate(runs)]
-        chosen = {run.config.evaluation.best for run in runs}
-        if len(chosen) > 1:
-            errors.append(
-                "--picture draws one metric: these runs are judged by"
-                f" {', '.join(sorted(by.title for by in chosen))}. Name runs of one metric."
-            )
+        if apart is not None:
+            tables.print_runs(runs, apart)
+    if picture is not None and apart is not None:
+        metrics = {run.config.evaluation.best: None for run in runs}
+        if len(metrics) == 1:
+            lines = [(apart.label(k), run.rows) for k, run in enumerate(runs)]
+            pictures.save(curves(lines, next(iter(metrics))), picture)
         else:
-            save(curves(lines, chosen.pop()), picture)
-    elif studies and picture is not None:
+            judged = ", ".join(sorted(by.title for by in metrics))
+            errors.append(f"--picture draws one metric, but these runs are judged by {judged}.")
+    elif picture is not None and studies:
         errors.append("--picture draws the curves of runs; a study's pictures are in report.html.")
     if errors:
         raise UserError("\n".join(errors))
 
 
-def _runs(runs: Sequence[reading.StoredRun]) -> list[dict[str, Any]]:
-    """Return what `--json` prints of runs, in the order of the arguments."""
-    if not runs:
-        return []
-    apart = differences(runs)
-    return [
-        {
-            "path": str(run.path),
-            "finished": run.finished,
-            "method": apart.methods[k],
-            "settings": {key: values[k] for key, values in apart.values.items()},
-            **run.summary,
-        }
-        for k, run in enumerate(runs)
-    ]
-
-
-def _named(found: Any, names: Mapping[Path, Path]) -> Any:
-    """Return a run of an archive with the name that its folder has for users."""
-    return replace(found, path=names[found.path]) if found.path in names else found
-
-
-def _study(study: "Study", shown: Path) -> dict[str, Any]:
+def _tree(study: Any, shown: Path) -> dict[str, Any]:
     """Return what `--json` prints of a study."""
     return {
         "path": str(shown),

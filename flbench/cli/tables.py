@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flbench.config.schema import DataConfig
     from flbench.data.federation import Federation
     from flbench.experiment.estimate import Estimate
+    from flbench.results.differences import Differences
     from flbench.results.reading import StoredRun
     from flbench.tuning.report import StudyReport
 
@@ -36,14 +37,13 @@ NAME_WIDTH: Final = 60  # characters of a client's name
 MOST_ROWS: Final = 500  # clients in a table; laying out thousands of rows would take minutes
 
 
-def print_runs(runs: "Sequence[StoredRun]") -> None:
+def print_runs(runs: "Sequence[StoredRun]", apart: "Differences") -> None:
     """Print a comparison of runs; a single run is printed in full before it.
 
     What differs between the runs besides their methods has columns of its own, and notes say what
     it means for the comparison.
     """
     from flbench.reports import run as reports
-    from flbench.results.differences import differences
 
     if len(runs) == 1:
         line(f"{runs[0].summary['algorithm']} on {runs[0].summary['dataset']}\n")
@@ -52,7 +52,6 @@ def print_runs(runs: "Sequence[StoredRun]") -> None:
             render.console(replace(table, about=""), is_whole=True)
         if not any(moments):
             line("not evaluated yet")
-    apart = differences(runs)
     settings = dict(list(apart.values.items())[:MOST_KEYS])
     render.console(_comparison(runs, apart.methods, settings), is_whole=True)
     notes(apart.warnings)

@@ -11,7 +11,6 @@ from flbench.config.sources import Layer, from_values, leaves, merge
 from flbench.core.errors import ConfigError
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.results import study_folder
-from flbench.results.differences import text_of
 
 RESUMED: Final = "flbench compare --resume"  # origin of values that changed on resume
 SECRET: Final = ("tracking.uri", "engine.address")
@@ -44,48 +43,45 @@ def added(
             " kept. Leave it out, or give a larger number."
         )
     known = {one.label: one.layer for one in before.methods}
-    for method in asked.methods if methods else [LabelledLayer.of("", merge(layers))]:
-        was = known.get(method.label, method.layer if methods else Layer())
-        for key, (value, _) in method.layer.items():
-            default = value if before.tuned is not None and methods else "its default"
-            place = was if key in was else before.base
-            old = place[key].value if key in place else default
-            if (methods or key.startswith(SECTION)) and text_of(old) != text_of(value):
-                raise _unchangeable(key, old, value, path)
+    changes = _changes([before.base], asked.base)
+    wrong = {
+        key: values
+        for key, values in changes.items()
+        if not key.startswith(CHANGEABLE_ON_RESUME) or key == "engine.name"
+    }
+    for one in asked.methods:
+        if one.label in known:
+            wrong |= _changes([before.base, known[one.label]], one.layer)
+    if not methods:  # then nothing has these keys
+        of_methods = merge(layers).where(lambda key: key.startswith(SECTION))
+        wrong |= {key: ("not given", one.value) for key, one in of_methods.items()}
+    if wrong:
+        raise ConfigError(
+            "\n".join(
+                f"`{key}` was {was!r} when {path} began and cannot become {value!r} on resume."
+                " Start a new comparison with the new value."
+                for key, (was, value) in wrong.items()
+            )
+        )
     new = tuple(one for one in asked.methods if one.label not in known)
     untuned = before.untuned
     if new and before.tuned is not None:
         new, others = tuned.best(new, before.base, study_folder.read(Path(before.tuned)))
         untuned = tuple(dict.fromkeys([*untuned, *others]))
-    changes = _changes(before, asked.base, path)
+    values = {key: value for key, (_, value) in changes.items()}
+    values |= {key: asked.base[key].value for key in SECRET if key in asked.base}
+    changed = from_values(values, RESUMED)
     # Later calls send the comparison to the same store of MLflow.
-    tracking = {key: value for key, value in changes.items() if key.startswith("tracking.")}
-    base = merge([before.base, from_values(tracking, RESUMED)]) if tracking else before.base
-    changed = from_values({k: v for k, v in changes.items() if k not in tracking}, RESUMED)
+    tracking = changed.where(lambda key: key.startswith("tracking."))
+    base = merge([before.base, tracking])
     every = (*before.methods, *new)
-    return before.altered(base=base, methods=every, seeds=asked.seeds, untuned=untuned), changed
-
-
-def _changes(before: Design, base: Layer, path: Path) -> dict[str, Any]:
-    """Return the given values that differ from those of a comparison and may do so, by their keys.
-
-    Raises:
-        ConfigError: One of them must not change.
-    """
-    was, now = (leaves(resolve([DEFAULTS, before.base, *more])[0].tree()) for more in ([], [base]))
-    changed = {key: value for key, value in now.items() if was.get(key) != value}
-    errors = [
-        str(_unchangeable(key, was.get(key), value, path))
-        for key, value in changed.items()
-        if not key.startswith(CHANGEABLE_ON_RESUME) or key == "engine.name"
-    ]
-    if errors:
-        raise ConfigError("\n".join(errors))
-    return changed | {key: base[key].value for key in SECRET if key in base}
-
-
-def _unchangeable(key: str, was: Any, value: Any, path: Path) -> ConfigError:
-    return ConfigError(
-        f"`{key}` was {was!r} when {path} began and cannot become {value!r} on resume. Start a new"
-        " comparison with the new value."
+    return (
+        before.altered(base=base, methods=every, seeds=asked.seeds, untuned=untuned),
+        changed.where(lambda key: key not in tracking),
     )
+
+
+def _changes(was: Sequence[Layer], given: Layer) -> dict[str, tuple[Any, Any]]:
+    """Return the old and the new values of the keys that a layer changes, by their names."""
+    old, new = (leaves(resolve([DEFAULTS, *was, *more])[0].tree()) for more in ([], [given]))
+    return {key: (old.get(key), value) for key, value in new.items() if old.get(key) != value}

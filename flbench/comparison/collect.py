@@ -89,8 +89,8 @@ def collect(paths: Sequence[Path]) -> Collection:
             if study_folder.is_study(path):
                 study = study_folder.read(path, lenient=True)
                 notes += study.left_out
-                cells = read_cells(path) if is_comparison(path) else []
-                begun = [path / "cells" / one.name for one in cells]
+                planned = read_cells(path) if is_comparison(path) else []
+                begun = [path / "cells" / one.name for one in planned]
                 begun = [*filter(folders.is_one, begun)]
                 if not begun:
                     raise UserError(

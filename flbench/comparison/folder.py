@@ -89,8 +89,9 @@ class ComparisonFolder(JobFolder):
                 as the name of the folder and the time.
         """
         tree = design.model_dump(mode="json")
-        for layer in (tree["base"], *tree["methods"]):
-            layer["tree"] = _without_secrets(layer["tree"])
+        tracking = tree["base"]["tree"].get("tracking") or {}  # the methods have no such keys
+        if tracking.get("uri"):
+            tracking["uri"] = redact_address(str(tracking["uri"]))
         own = tuple(f"{one.label} " for one in design.methods if one.own)
         began = datetime.now().astimezone().isoformat(timespec="seconds")
         content = {
@@ -107,14 +108,6 @@ class ComparisonFolder(JobFolder):
         }
         self.write(MARKER, json.dumps(content, indent=1) + "\n")
         trust.record(self.path, design_in(content))
-
-
-def _without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tree of values in which the address of MLflow has no user and password."""
-    tracking = tree.get("tracking") or {}
-    if not tracking.get("uri"):
-        return dict(tree)
-    return {**tree, "tracking": {**tracking, "uri": redact_address(str(tracking["uri"]))}}
 
 
 def design_in(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,17 +118,6 @@ def test_run_without_a_terminal_prints_a_line_per_evaluation_and_a_table(flbench
     assert "\x1b" not in out + err
 
 
-@pytest.mark.slow
-def test_run_of_several_methods_compares_them(flbench, tmp_path):
-    code, out, _ = flbench("run", "--algo", "fedavg,local", *SMALL)
-
-    assert code == 0
-    assert len(list((tmp_path / "runs").glob("*/*"))) == 2
-    table = out[: out.index("runs/")]
-    assert "fedavg" in table
-    assert "local" in table
-
-
 def test_repeated_algo_options_add_up(flbench):
     keys = (*SMALL, "--print-config", "--algo", "local", "--algo", "fedavg, ft")
 
@@ -215,17 +204,6 @@ def test_estimated_steps_are_those_of_a_round():
     epochs = 2 + 1  # of head and body
     batches = -(-built.federation.sizes // built.config.train.batch_size)
     assert found.steps == epochs * int(batches.sum())
-
-
-@pytest.mark.slow
-def test_interrupted_run_exits_with_130_and_resumes(flbench, tmp_path, monkeypatch):
-    folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg")
-
-    code, out, _ = flbench("run", "--resume", str(folder))
-
-    assert code == 0
-    assert (folder / "summary.json").exists()
-    assert "fedavg" in out
 
 
 @pytest.mark.slow
@@ -360,15 +338,26 @@ def test_show_prints_tables_of_finished_and_interrupted_runs(flbench, tmp_path):
     assert "worst10_accuracy" in out
 
 
-@pytest.mark.slow
-def test_show_tells_apart_what_differs_and_warns(flbench, tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folder with runs of two methods, which differ in seed and partition, and with a study."""
+    folder = tmp_path_factory.mktemp("shown")
     others = ("algorithm=fedavg", "partition.alpha=2")
-    for keys in (("algorithm=local",), ("algorithm=local", "seed=1"), others):
-        flbench("run", *SMALL, *keys)
-    runs = sorted(map(str, tmp_path.glob("runs/*/*")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for keys in (("algorithm=local",), ("algorithm=local", "seed=1"), others):
+            assert app.main(["run", *SMALL, *keys]) == 0
+    begin(folder / "runs" / "deep" / "study", "hfcd")
+    (folder / "runs" / ".hidden").mkdir()
+    (folder / "runs" / ".hidden" / "config.yaml").write_text("nothing: 1")
+    (folder / "empty").mkdir()
+    return folder, sorted(map(str, folder.glob("runs/digits*/*")))
 
+
+@pytest.mark.slow
+def test_show_tells_apart_what_differs_and_warns(flbench, runs, tmp_path):
     with pictures_in_pages():
-        code, out, error = flbench("show", *runs, "--picture", "curves.svg")
+        code, out, error = flbench("show", *runs[1], "--picture", "curves.svg")
 
     assert code == 0
     heads, *lines = [
@@ -376,7 +365,6 @@ def test_show_tells_apart_what_differs_and_warns(flbench, tmp_path):
         for line in out.splitlines()
         if line.split()[:1] in (["method"], ["local"], ["fedavg"])
     ]
-    assert "alpha" in heads
     assert heads.index("seed") < heads.index("round")
     places = heads.index("seed"), heads.index("alpha")
     found = sorted(tuple(line[place] for place in places) for line in lines)
@@ -388,45 +376,36 @@ def test_show_tells_apart_what_differs_and_warns(flbench, tmp_path):
 
 
 @pytest.mark.slow
-def test_show_prints_json(flbench, tmp_path):
-    flbench("run", *SMALL, "--algo", "local", "train.rounds=1")
-    flbench("run", *SMALL, "--algo", "local", "train.rounds=1", "seed=1")
-    begin(tmp_path / "studies" / "one", "local")
-    paths = sorted(tmp_path.glob("runs/*/*"))
+def test_show_walks_below_a_folder_and_prints_json(flbench, runs):
+    folder, paths = runs
+    assert all(f"{path}/report.html" in flbench("show", str(folder / "runs"))[1] for path in paths)
 
-    code, out, error = flbench("show", "--json", *map(str, paths), "studies")
+    code, out, error = flbench("show", "--json", str(folder / "runs"))
 
     assert (code, error) == (0, "")
     shown = json.loads(out, parse_constant=pytest.fail)  # JSON has neither NaN nor Infinity
-    assert [run["path"] for run in shown["runs"]] == [str(path) for path in paths]
-    for run, path in zip(shown["runs"], paths, strict=True):
-        summary = json.loads((path / "summary.json").read_text())
+    assert [run["path"] for run in shown["runs"]] == paths
+    for run in shown["runs"]:
+        summary = json.loads((Path(run["path"]) / "summary.json").read_text())
         assert run["settings"]["seed"] == str(summary["seed"])
         assert run["finished"]
         assert run["best"]["test"]["accuracy"] == summary["best"]["test"]["accuracy"]
-    [study] = shown["studies"]
-    assert study == {"path": "studies/one", "trials": [], "comparison": None}
+    study = str(folder / "runs" / "deep" / "study")
+    assert shown["studies"] == [{"path": study, "trials": [], "comparison": None}]
 
 
 @pytest.mark.slow
-def test_show_of_a_folder_walks_below_it(flbench, tmp_path):
-    flbench("run", *SMALL, "--algo", "local,fedavg")
-    begin(tmp_path / "runs" / "deep" / "study", "hfcd")
-    (tmp_path / "runs" / ".hidden").mkdir()
-    (tmp_path / "runs" / ".hidden" / "config.yaml").write_text("nothing: 1")
-    (tmp_path / "empty").mkdir()
+def test_show_prints_the_good_runs_beside_bad_ones(flbench, runs):
+    folder, paths = runs
 
-    code, out, _ = flbench("show", "runs")
+    code, out, error = flbench("show", paths[0], str(folder / "empty"), "nowhere", paths[0])
 
-    assert code == 0
-    folders = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("runs/digits*/*"))
-    assert len(folders) == 2
-    assert all(f"{folder}/report.html" in out for folder in folders)
-
-    code, out, error = flbench("show", "empty", "runs")
     assert code == 2
-    assert all(f"{folder}/report.html" in out for folder in folders)
-    assert "empty is not a run folder: it has no config.yaml, nor has a folder below it." in error
+    assert [line.split()[1] for line in out.splitlines() if "report.html" in line] == [
+        f"{paths[0]}/report.html"
+    ]
+    assert f"{folder / 'empty'} is not a run folder" in error
+    assert "nowhere does not exist" in error
 
 
 @pytest.mark.slow
@@ -545,22 +524,6 @@ def test_comparison_gives_each_method_the_keys_that_it_has(flbench):
     code, _, error = flbench("run", *SMALL, "algorithm.tauu=1", "--algo", "hfcd,fedavg")
     assert code == 2
     assert "algorithm.tauu" in error
-
-
-@pytest.mark.slow
-def test_show_prints_the_good_runs_beside_a_damaged_one(flbench, tmp_path):
-    flbench("run", *SMALL, "algorithm=local")
-    [good] = tmp_path.glob("runs/*/*")
-    (tmp_path / "empty").mkdir()
-
-    code, out, error = flbench("show", str(good), "empty", "nowhere", str(good))
-
-    assert code == 2
-    assert [line.split()[1] for line in out.splitlines() if line.startswith("local:")] == [
-        f"{good}/report.html"
-    ]
-    assert "empty is not a run folder" in error
-    assert "nowhere does not exist" in error
 
 
 @pytest.mark.slow

@@ -146,37 +146,32 @@ def test_a_finished_comparison_has_nothing_to_resume(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_a_changed_key_is_refused_by_its_name(both: Path, capsys: pytest.CaptureFixture[str]):
+    for words, said in (
         (["train.rounds=7"], "`train.rounds`"),
-        (["--alpha", "3"], "`partition.alpha` was 0.5"),
-        (["--seeds", "1"], "repetitions, which are kept"),
-        (["--grid", "model.name=mlp"], "--grid cannot be used with --resume"),
+        (["--alpha", "3"], "`partition.alpha`"),
+        (["--seeds", "1"], "`seeds=1`"),
+        (["--grid", "model.name=mlp"], "--grid"),
         (["algorithm.tau=1"], "`algorithm.tau`"),
-    ],
-)
-def test_a_changed_key_is_refused_by_its_name(
-    both: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-):
-    assert app.main(["compare", "--resume", str(both), *words]) == 2
-    assert said in capsys.readouterr().err
+    ):
+        assert app.main(["compare", "--resume", str(both), *words]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["seed=1"], "name the methods"),
-        (["local", "--grid", "partition.alpha"], "must have the form KEY=VALUE,VALUE"),
+        (["seed=1"], "flbench compare"),
+        (["local", "--grid", "partition.alpha"], "`partition.alpha`"),
         (["local", "--grid", "seed=1,2"], "`seeds`"),
-        (["local", "--grid", "algorithm.tau=1,2"], "none of local has the key `algorithm.tau`"),
-        (["local", "--data", "digits,digits"], "the same name, `digits`"),
-        (["local", "--data", "a/wards.csv,b/wards.csv"], "b/wards.csv have the same name"),
-        (["local", "--data", "digits", "--dataset", "digits"], "both name the data"),
+        (["local", "--grid", "algorithm.tau=1,2"], "`algorithm.tau`"),
+        (["local", "--data", "digits,digits"], "`digits`"),
+        (["local", "--data", "a/wards.csv,b/wards.csv"], "b/wards.csv"),
+        (["local", "--data", "digits", "--dataset", "digits"], "--dataset"),
         (["local", "engine.name=ray", "--jobs", "2"], "engine.name=ray"),
     ],
 )
-def test_wrong_arguments_are_named_with_a_cure(
+def test_wrong_arguments_are_refused_by_their_names(
     tmp_path: Path,
     words: list[str],
     said: str,
