@@ -8,6 +8,7 @@ from typing import Any
 
 from flbench.cli import console, tables
 from flbench.comparison.archive import Unpacked, is_archive
+from flbench.comparison.folder import is_comparison
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
 from flbench.results.differences import differences
@@ -69,6 +70,9 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
             tables.print_study(study.report, shown)
         if apart is not None:
             tables.print_runs(runs, apart)
+        for page in (path / "report.html" for path in others if is_comparison(path)):
+            if page.is_file():
+                console.line(f"report: {page}")
     if picture is not None and apart is not None:
         metrics = {run.config.evaluation.best: None for run in runs}
         if len(metrics) == 1:

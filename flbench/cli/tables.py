@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 METRICS: Final = {
     "accuracy": "accuracy",
-    "balanced_accuracy": "balanced\naccuracy",
+    "balanced_accuracy": "balanced accuracy",
     "macro_f1": "macro F1",
-    "rare_recall": "rare class\nrecall",
-    "worst10_accuracy": "worst 10 %\nof clients",
+    "rare_recall": "rare class recall",
+    "worst10_accuracy": "worst 10 % of clients",
 }
 """Test metrics of the table of runs, with their headings."""
 MOST_KEYS: Final = 6  # columns for what differs between runs; a note names the others
@@ -79,11 +79,11 @@ def _comparison(
     for run in runs:
         own = () if run.config.has_classes else client_scores(run.config)
         names = [name for one in own for name in (one, f"{one}_worst10")]
-        shown = shown | {name: name.replace("_", "\n") for name in names}
+        shown = shown | {name: name.replace("_", " ") for name in names}
     positive = {str(run.summary.get("positive_class", "")) for run in runs}
-    of = f"\n({one_line(*positive)})" if len(positive) == 1 and any(positive) else ""
-    shown = shown | {name: t.replace(" ", "\n") + of for name, t in RANKING_TITLES.items()}
-    shown |= {name: title.replace(" ", "\n") for name, title in PROBABILITY_TITLES.items()}
+    of = f" ({one_line(*positive)})" if len(positive) == 1 and any(positive) else ""
+    shown = shown | {name: t + of for name, t in RANKING_TITLES.items()}
+    shown |= PROBABILITY_TITLES
     rows = []
     for index, run in enumerate(runs):
         summary, sent = run.summary, run.summary["communication"]

@@ -179,6 +179,9 @@ def _method(name: str) -> str:
     if name in ALGORITHMS.names() or name in ALGORITHMS.load():
         return name
     if ":" in name:
+        file = Path(name.rpartition(":")[0])
+        if file.suffix == ".py" and not file.is_file():
+            raise UserError(f"{file} does not exist.")
         return str(ALGORITHMS.section(name)["name"])
     from flbench.data.known_sets import known
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from textwrap import wrap
 from typing import Any, Final
 
 from flbench.core.text import in_cell, in_latex, in_markdown
@@ -20,6 +21,7 @@ COMMANDS: Final = {"best": "textbf:--rwrap;", "like": "underline:--rwrap;"}
 FIT: Final = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%\n"
 """Makes a table smaller where it is wider than the column."""
 UNLIMITED: Final = 10_000  # columns of a console
+LEAST: Final = 3  # columns of a table that are printed in any case
 
 
 def plain(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> Shown:
@@ -83,27 +85,45 @@ def _parts(parts: Sequence[Part], level: int) -> Iterator[str]:
 
 
 def console(table: Shown, *, is_whole: bool = False) -> None:
-    """Print a table with its heading and explanation.
+    """Print a table with its heading and explanation; columns without room are left out by name.
 
     Args:
         table: The table.
         is_whole: Whether the table is as wide as its content in a pipe or file.
     """
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.measure import Measurement
     from rich.table import Table
 
-    lines, out = Table(box=SIMPLE_HEAD), open_console()
-    for column in table.used.values():
-        lines.add_column(column.heading, justify="left" if column.is_text else "right")
-    for row in table.cells():
-        lines.add_row(*row.values())
+    out, cells, columns = open_console(), table.cells(), table.used
+    unlimited = out.options.update(width=UNLIMITED)
+    left: list[str] = []
     for line in filter(None, (table.heading, table.about)):
         out.print(line, soft_wrap=True)
-    if is_whole and not out.is_terminal:
-        unlimited = out.options.update(width=UNLIMITED)
-        out.width = max(out.width, Measurement.get(out, unlimited, lines).maximum)
+    while True:  # numbers are never cut: the last columns are left out instead
+        lines = Table(box=SIMPLE_HEAD)
+        for key, one in columns.items():
+            if one.is_text:
+                lines.add_column(one.heading)
+                continue
+            texts = [*one.heading.split(), *(row[key] for row in cells)]
+            width = max(map(cell_len, texts))
+            heading = "\n".join(wrap(one.heading, width))
+            lines.add_column(heading, justify="right", min_width=width, no_wrap=True)
+        for row in cells:
+            lines.add_row(*(row[key] for key in columns))
+        size = Measurement.get(out, unlimited, lines)
+        if is_whole and not out.is_terminal:
+            out.width = max(out.width, size.maximum)
+        if size.minimum <= out.width or len(columns) <= LEAST:
+            break
+        left.insert(0, columns.popitem()[1].heading)
     out.print(lines)
+    if left:
+        out.print(
+            f"No room for: {', '.join(left)}. Reports and --json have all columns.", soft_wrap=True
+        )
 
 
 def latex(table: Shown, warning: str = "") -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.core.errors import DataError, UserError
+from flbench.results import study_folder
 from flbench.results.metrics_file import CURE
 from flbench.results.reading import StoredRun
 from flbench.results.summary import SHARES, is_share
@@ -135,7 +136,8 @@ class Differences:
             [key for key in map(str, self.configurations) if key.startswith(own)]
         ]
         kinds = found.nunique(dropna=False)
-        if kinds.max() == 1 or self.configurations["algorithm.name"].nunique() == 1:
+        one_method = self.configurations["algorithm.name"].nunique() == 1
+        if kinds.max() == 1 or one_method or all(map(_is_cell_of_study, self.runs)):
             return [*self.divided]
         names = ", ".join(kinds.index[kinds > 1])
         return [
@@ -307,6 +309,11 @@ def seeds_of(run: StoredRun) -> tuple[int, int]:
     """Return the seed of the partition and the seed of everything else of a run."""
     own = run.config.partition.seed
     return run.config.seed if own is None else own, run.config.seed
+
+
+def _is_cell_of_study(run: StoredRun) -> bool:
+    """Return whether a study has chosen the parameters of a run by equal budgets."""
+    return study_folder.is_study(run.path.absolute().parents[1])
 
 
 def provenance(run: StoredRun) -> Mapping[str, Any]:

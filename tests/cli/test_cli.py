@@ -16,6 +16,8 @@ from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
 from flbench.core import files
 from flbench.experiment import estimate, lifecycle
+from flbench.reports import render, terminal
+from flbench.reports.shown import Column, Shown, score
 from tests.support import (
     REAL_DATA,
     SMALL,
@@ -392,6 +394,21 @@ def test_show_walks_below_a_folder_and_prints_json(flbench, runs):
         assert run["best"]["test"]["accuracy"] == summary["best"]["test"]["accuracy"]
     study = str(folder / "runs" / "deep" / "study")
     assert shown["studies"] == [{"path": study, "trials": [], "comparison": None}]
+
+
+def test_numbers_of_a_table_are_never_cut(capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "NARROW", 60)
+    columns = {"method": Column("method"), "mean": Column("accuracy (95 % interval)", str)}
+    columns |= {f"m{k}": Column(f"metric {k}", score) for k in range(8)}
+    row = dict.fromkeys(columns, 0.125) | {"mean": "0.9540 [0.9100, 0.9900]"}
+
+    render.console(Shown("Leaderboard", columns, [row | {"method": "a method of mine"}] * 3))
+
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert sum("0.9540 [0.9100, 0.9900]" in line for line in lines) == 3
+    assert sum(line.count("0.1250") for line in lines) % 3 == 0
+    assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in lines)
+    assert "metric 7" in last  # which has no room
 
 
 @pytest.mark.slow

@@ -144,6 +144,19 @@ def test_comparison_folder_gets_the_report(tmp_path):
     assert (json.loads(own)["metric"], other["metric"]) == ("accuracy", "macro_f1")
 
 
+def test_learning_rates_that_a_study_has_chosen_are_fair(tmp_path):
+    study = studies.begin(tmp_path / "study", "hfcd", "fedavg")
+    for method, rate in (("hfcd", 0.1), ("fedavg", 0.2)):
+        keys = (f"train.optimizer.lr={rate}",)
+        run = run_folder(tmp_path / "runs" / method, method, 0.5, repetition=1, keys=keys)
+        studies.cell(study, run, method, 1, {"accuracy": 0.5})
+
+    of_study, of_runs = fl.report(study).warnings, fl.report(tmp_path / "runs").warnings
+
+    assert not any("train.optimizer.lr" in one for one in of_study)
+    assert any("train.optimizer.lr" in one for one in of_runs)
+
+
 @pytest.mark.full
 def test_study_compares_its_cells(tmp_path):
     source, _ = run(tmp_path / "run")
