@@ -25,7 +25,7 @@ from shown import ROOT, render
 
 import flbench as fl
 from flbench.analysis import statistics
-from flbench.cli.layers import CommandLine
+from flbench.cli.words import layers
 from flbench.comparison.archive import KNOWN
 from flbench.comparison.folder import MARKER, read_cells
 from flbench.config.resolve import as_data
@@ -92,7 +92,7 @@ def commands(data: Path, out: Path) -> dict[str, list[tuple[PaperRequest, Path]]
         given = parser.parse_intermixed_args(arguments)
         paper, *keys = given.words
         tables, algos = ([*filter(None, ",".join(x).split(","))] for x in (given.table, given.algo))
-        layer = merge(CommandLine(keys, {}).layers())
+        layer = merge(layers(keys, {}))
         request = PaperRequest(paper, tables, given.dataset, algos, layer)
         found.setdefault(name, []).append((request, Path(given.out)))
     return found
