@@ -31,8 +31,7 @@ METRICS: Final = {
 MOST_KEYS: Final = 6  # columns for what differs between runs; a note names the others
 MOST_PREDICTIONS: Final = 100  # that are printed; --out and --json give all
 SHADES: Final = " ░▒▓█"
-MOST_CLASS_COLUMNS: Final = 24  # a table with more classes has one column for all of them
-MOST_SHADES: Final = 200  # with more classes, that column has the number of classes of a client
+MOST_CLASS_COLUMNS: Final = 24  # with more classes, the table has the number of those of a client
 NAME_WIDTH: Final = 60  # characters of a client's name
 MOST_ROWS: Final = 500  # clients in a table; laying out thousands of rows would take minutes
 
@@ -220,35 +219,29 @@ def print_missing_data_set(entry: Mapping[str, Any]) -> None:
 def print_partition(federation: "Federation") -> None:
     """Print a table of clients: training samples by class, and the sizes of all parts.
 
-    With more than `MOST_CLASS_COLUMNS` classes, a shade per class replaces the number, and with
-    more than `MOST_SHADES` the number of the client's classes. The table has the first `MOST_ROWS`
-    clients. Above it are the notes about the data and the hash of the partition, below it is the
-    size of the common test set.
+    With more than `MOST_CLASS_COLUMNS` classes it has the number of each client's classes instead.
+    It has the first `MOST_ROWS` clients. Above it are the notes about the data and the hash of the
+    partition, below it is the size of the common test set.
     """
     notes(federation.notes)
     data, partition, classes = federation.dataset, federation.partition, federation.classes
     what = f"{classes} classes" if data.targets is None else "targets that are not classes"
     line(f"{data.name}: {federation.clients} clients, {what}, partition {partition.hash()[:12]}")
     counts, largest = federation.counts, max(1, int(federation.counts.max()))  # [N, C]
-    if classes <= MOST_CLASS_COLUMNS:
+    is_by_class = classes <= MOST_CLASS_COLUMNS
+    columns = {"held": Column(f"classes of {classes:,}", str)}
+    if is_by_class:
         columns = {f"class {k}": Column(name, str) for k, name in enumerate(data.classes)}
-    elif classes <= MOST_SHADES:
-        columns = {"shades": Column(f"classes 0 to {classes - 1}", str)}
-    else:
-        columns = {"held": Column(f"classes of {classes:,}", str)}
     rows = []
     for client in range(min(federation.clients, MOST_ROWS)):
         row = counts[client].tolist()
-        row_of = {f"class {k}": f"{_shade(n, largest)} {n or ''}" for k, n in enumerate(row)}
-        row_of |= {"shades": "".join(_shade(n, largest) for n in row)}
         rows.append(
-            row_of
+            {f"class {k}": f"{_shade(n, largest)} {n or ''}" for k, n in enumerate(row)}
             | {"client": client, "held": len(row) - row.count(0)}
             | {part: len(own[client]) for part, own in partition.parts.items()}
             | {"name": shortened(partition.names[client], NAME_WIDTH) if partition.names else ""}
             | {"shift": shortened(partition.shifts[client], NAME_WIDTH) if partition.shifts else ""}
         )
-    is_by_class = classes <= MOST_SHADES
     render.console(
         Shown(
             f"Training samples by client{' and class (darker: more)' if is_by_class else ''}",

@@ -6,7 +6,7 @@ from typing import Any, Final
 from flbench.comparison.design import DEFAULTS, FIXED, SECTION, Design, LabelledLayer
 from flbench.config.key_types import choices_of
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, from_values, leaves, merge
+from flbench.config.sources import Layer, from_values, leaves
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.results.differences import METHOD, short_names, text_of
 
@@ -34,11 +34,8 @@ def design_of(
         )
     [full] = design.methods
     found = [
-        LabelledLayer.of(
-            one.label,
-            merge([full.layer, one.layer]),
-            own=full.own,
-            is_optional=one.is_optional,
+        full.altered(one.layer).model_copy(
+            update={"label": one.label, "is_optional": one.is_optional}
         )
         for one in variants(full.label, [design.base, full.layer], keys, values)
     ]

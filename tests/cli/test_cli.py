@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -29,19 +31,6 @@ from tests.support import (
 from tests.tuning.studies import begin
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def flbench(capsys, tmp_path, monkeypatch):
-    """Run a command in an empty folder; return exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        code = app.main(list(arguments))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return command
 
 
 def configurations(printed: str) -> list[dict]:
@@ -227,6 +216,28 @@ def test_ctrl_c_of_a_real_process_exits_with_130(tmp_path):
     assert "--resume" in rest
     [folder] = (tmp_path / "runs").glob("*/*")
     assert (folder / "checkpoints" / "last.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("library", ["libtorch_cpu", "libtorch_python"])
+def test_ctrl_c_in_the_middle_of_the_imports_is_one_line(tmp_path, library):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flbench", "run", "fedavg", "--out", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    libraries = Path(f"/proc/{process.pid}/maps")
+    while library not in libraries.read_text():
+        time.sleep(0.002)
+    time.sleep(0.01)
+
+    process.send_signal(signal.SIGINT)
+
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "interrupted\n")
 
 
 @pytest.mark.slow

@@ -9,26 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from flbench.cli import app
 from flbench.deploy import loading
 from flbench.testing import run
 from tests.deploy.test_models import federation_of, tables
 from tests.support import SMALL
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def flbench(capsys, tmp_path, monkeypatch):
-    """Run a command in an empty folder; return exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments):
-        code = app.main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return command
 
 
 def test_export_prints_how_to_load_the_file(flbench, tmp_path, finished_run):

@@ -29,7 +29,6 @@ from flbench.config.sources import Layer, from_file, from_overrides, from_values
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle
 from flbench.jobs.samples import LoadedSamples
-from tests.forks import Fork
 from tests.support import SMALL
 from tests.tuning import studies
 
@@ -398,40 +397,6 @@ def without_times(path: Path, place: Path, read: Callable[[Path], Any]) -> Any:
         return read(place)
     finally:
         shutil.rmtree(place)
-
-
-def killed_in_its_second_cell(*words: str) -> None:
-    """Call the command line, in a process that is killed before it ends its second cell."""
-    write, count = lifecycle.finalize.write, 0
-
-    def kill_second(*given: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return write(*given)
-
-    lifecycle.finalize.write = kill_second
-    app.main(list(words))
-
-
-@pytest.mark.full
-def test_after_a_kill_nothing_is_repeated_and_the_report_is_the_same(tmp_path: Path):
-    words = ["local", "fedavg", "--seeds", "1", "--jobs", "1", *ONE]
-    assert compare(tmp_path / "whole", *words) == 0
-    command = ["compare", *words, "--out", str(tmp_path / "cut")]
-    assert Fork(tmp_path, killed_in_its_second_cell, *command).wait(100) == -signal.SIGKILL
-    path = comparison_in(tmp_path / "cut")
-    before = identities(path)
-    assert len(before) == 1
-
-    assert app.main(["compare", "--resume", str(path), "--jobs", "1"]) == 0
-
-    after = identities(path)
-    assert len(after) == 2
-    assert {name: after[name] for name in before} == before
-    whole = without_times(comparison_in(tmp_path / "whole"), tmp_path / "place", texts)
-    assert without_times(path, tmp_path / "place", texts) == whole
 
 
 @pytest.mark.slow
