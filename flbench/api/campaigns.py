@@ -143,6 +143,16 @@ def mirrored(
                 report()
 
 
+def said_of(mirrors: mirror.Mirrors, path: Path, caller: Caller) -> list[str]:
+    """Wait until a folder is sent to MLflow; return what is missing, or where it is seen."""
+    with caller.during(MLFLOW):
+        missing = mirrors.finish()
+    if missing or mirrors.uri is None:
+        return missing
+    how = "open it" if mirrors.uri.startswith("http") else "flbench ui opens it"
+    return [f"{path} is in MLflow, {mirrors.uri}: {how}."]
+
+
 @dataclass(frozen=True)
 class Campaign:
     """Trains the cells of comparisons, for a caller.
@@ -325,5 +335,4 @@ class Campaign:
             others = f" The other methods: fl.load({str(folder.path)!r})."
             lines = [*ending.failures, ending.error + (others if ending.is_reported else "")]
             ending = ending._replace(error="\n".join(lines))
-        with self.caller.during(MLFLOW):
-            return ending._replace(notes=mirrors.finish())
+        return ending._replace(notes=said_of(mirrors, folder.path, self.caller))

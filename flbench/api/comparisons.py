@@ -73,7 +73,7 @@ class PlannedComparison(Comparison):
     def cells(self) -> pd.DataFrame:
         """The cells, one per row, in the order in which they are trained.
 
-        Columns: `method`, `data` and `setting` str, labels; `repetition` int64, from 0; `seed` and
+        Columns: `method`, `data` and `setting` str, labels; `repetition` int64, from 1; `seed` and
         `partition_seed` int64; `state` str, `finished`, `failed`, `unfinished` or `waiting`;
         `reason` str, why it failed; `path` str, which `fl.load` reads.
         """
@@ -87,7 +87,7 @@ class PlannedComparison(Comparison):
                     "method": cell.method,
                     "data": cell.data,
                     "setting": cell.place.removeprefix(cell.data).removeprefix(", "),
-                    "repetition": cell.repetition,
+                    "repetition": cell.repetition + 1,
                     "seed": seed,
                     "partition_seed": partition_seed,
                     "state": _state(path, cell.name in failures),

@@ -27,12 +27,8 @@ def methods() -> pd.DataFrame:
     sends; `keeps`, what a client keeps. There w stands for all parameters and buffers of the net, C
     for the number of classes and D for the number of features.
     """
-    columns = ("name", *PAPER, *TRAVELS)
-    rows = [
-        [entry["name"], *(entry["paper"][key] for key in PAPER), *(entry[key] for key in TRAVELS)]
-        for entry in catalogue.methods()
-    ]
-    return pd.DataFrame(rows, columns=list(columns), dtype="str")
+    rows = [{**entry, **entry["paper"]} for entry in catalogue.methods()]
+    return pd.DataFrame(rows, columns=["name", *PAPER, *TRAVELS], dtype="str")
 
 
 @dataclass(frozen=True)

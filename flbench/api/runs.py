@@ -255,9 +255,9 @@ class Run:
         Raises:
             UserError: The run is unfinished, has no such metric, or has no validation scores.
         """
-        from flbench.api import best_client
+        from flbench.api import run_tables
 
-        return best_client.of(self._run, self.clients, metric, mode, checkpoint)
+        return run_tables.best_client(self._run, self.clients, metric, mode, checkpoint)
 
     def best_client_model(
         self,

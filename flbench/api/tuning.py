@@ -250,9 +250,8 @@ def _carry_out(
     if error := search_failure(study_folder.read(path)) or ending.error:
         error = f"{path}: {error} All reasons are in {path / 'report.md'}."
         error += f"\nResume with: {again}" if again else ""
-    with caller.during(campaigns.MLFLOW):
-        notes = mirrors.finish()
-    return campaigns.Ending(path, error=error, notes=[*ending.failures, *notes])
+    notes = [*ending.failures, *campaigns.said_of(mirrors, path, caller)]
+    return campaigns.Ending(path, error=error, notes=notes)
 
 
 def _design(prepared: "PreparedStudy", params: Mapping[str, winners.Params]) -> Design | None:

@@ -86,7 +86,8 @@ def _sentence(key: str, items: Sequence[Any], layer: Layer, tree: Any) -> str:
     if kind == "missing":
         return f"`{key}` is missing ({place})."
     if kind == "sentence" or (kind == "value_error" and isinstance(value, Mapping)):
-        return f"`{key}` ({place}): {text.removeprefix('Value error, ').rstrip('.')}."
+        text = text.removeprefix("Value error, ")
+        return f"`{key}` ({place}): {text}{'' if text.endswith(('.', '?')) else '.'}"
     # A key that takes a section or a word has an error for each of them. Only the error of the kind
     # that the user has written helps.
     others = [one for one in items if one["type"] not in ("model_type", "none_required")] or items

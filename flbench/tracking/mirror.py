@@ -198,6 +198,11 @@ class Mirrors:
         if mirror is not None:
             self._mirrors.append(mirror)
 
+    @property
+    def uri(self) -> str | None:
+        """Address of the store, without its secrets; None if nothing is sent."""
+        return self._mirrors[-1].uri if self._mirrors else None
+
     def finish(self) -> list[str]:
         """Wait a few seconds until everything is sent.
 
