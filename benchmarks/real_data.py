@@ -227,7 +227,8 @@ def train(name: str, out: Path, archives: Path, asked: argparse.Namespace) -> No
     natural = {"partition": fl.Natural(seed=SEARCH_SEED), "seed": SEARCH_SEED}
     train = {**chosen.train, "rounds": rounds}
     search = compared("search", tried, 1, train=train, evaluation=every, **natural)
-    found = searched(search.runs["path"])
+    runs = search.runs.set_index("method")["path"]
+    found = searched([runs[one["label"]] for one in tried])
     file = archives / "search.json"
     known = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(known | {name: found}, indent=1) + "\n")
