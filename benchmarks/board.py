@@ -263,7 +263,7 @@ def summary() -> str:
         tuned=TUNED,
         kinds=kinds,
         ranks=comparison,
-        ranked=means.rank(ascending=False),
+        ranked=means.round(9).rank(ascending=False),
         orders=[Order(one) for one in settings if one.name in PUBLISHED],
     )
 

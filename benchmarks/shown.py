@@ -40,7 +40,7 @@ def points(value: float) -> str:
 def extent(values: Sequence[float]) -> str:
     """Return differences in points: their mean and, of several, the smallest and the largest."""
     ends = sum(values) / len(values), min(values), max(values)
-    mean, low, high = (percent(one, "+") for one in ends)
+    mean, low, high = map(points, ends)
     return mean if len(values) == 1 else f"{mean} ({low} to {high})"
 
 
