@@ -23,7 +23,6 @@ from flbench.core.shapes import TokenShape
 from flbench.core.types import Samples
 from flbench.data import normalization
 from flbench.data.dataset import PARTS, Dataset
-from flbench.data.normalization import FEW_SAMPLES
 from flbench.data.partition import ClientParts, split_client
 from flbench.data.partitioning import make_partition
 from flbench.data.schemes import Indices
@@ -340,20 +339,13 @@ def _shifted(made: Federation, config: ShiftConfig, seed: int) -> Federation:
     source = replace(made.dataset, x=made.x.numpy())
     x, everyone = shift.apply(source, made.with_new_clients().partition, config, seed)
     first, last = everyone.shifts[: made.clients], everyone.shifts[made.clients :]
-    classes, new, notes = everyone.classes, made.new, made.notes
-    if len(made.common):
-        notes = (
-            *notes,
-            "shift: the samples and labels of the common test set, which belongs to no client, are"
-            " those of the data set, without any shift.",
-        )
+    classes, new = everyone.classes, made.new
     return replace(
         made,
         x=torch.from_numpy(x),
         y=made.y if classes is None else torch.from_numpy(classes),
         partition=replace(made.partition, classes=classes, shifts=first),
         new=new and replace(new, classes=classes, shifts=last),
-        notes=notes,
     )
 
 
@@ -380,14 +372,13 @@ def _normalized(made: Federation, how: str | GivenNormalization) -> Federation:
         )
     if how == "client":
         return _normalized_by_client(made)
+    train = np.sort(made._together["train"])
     if isinstance(how, GivenNormalization):
         offset, scale = normalization.given(how, x, dataset)
+    elif how == "unit":
+        offset, scale = normalization.unit(x, train, dataset)
     else:
-        train = np.sort(made._together["train"])
-        is_unit = how == "unit"
-        offset, scale = (
-            normalization.unit(x, train, dataset) if is_unit else normalization.standard(x, train)
-        )
+        offset, scale = normalization.standard(x, train)
     return replace(made, offset=torch.from_numpy(offset), scale=torch.from_numpy(scale))
 
 
@@ -407,20 +398,8 @@ def _normalized_by_client(made: Federation) -> Federation:
         owner[everyone.rows(client)] = client
         if len(rows):
             offset[client], scale[client] = normalization.standard(x, rows)
-    few = [k for k, rows in enumerate(everyone.parts["train"]) if len(rows) < FEW_SAMPLES]
-    notes = made.notes
-    if few:
-        notes = (
-            *notes,
-            f"data: means and standard deviations of fewer than {FEW_SAMPLES} training samples are"
-            f" uncertain: {len(few)} clients, such as {everyone.called(few[0])}.",
-        )
     return replace(
-        made,
-        offset=torch.from_numpy(offset),
-        scale=torch.from_numpy(scale),
-        owner=owner,
-        notes=notes,
+        made, offset=torch.from_numpy(offset), scale=torch.from_numpy(scale), owner=owner
     )
 
 

@@ -7,6 +7,7 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 from zipfile import BadZipFile, ZipFile, ZipInfo
@@ -81,12 +82,13 @@ class Folder:
             used: Names of the files that are read.
             kinds: What files are read, for the note.
         """
-        others = sorted({*self.names} - {*used})
-        others = [name for name in others if not DOCUMENTS.fullmatch(PurePosixPath(name).name)]
-        if not others:
-            return ()
-        shown = f"such as {one_line(others[0])}"
-        return (f"data: {len(others):,} files are not read ({kinds}), {shown}.",)
+        others = [
+            name
+            for name in sorted({*self.names} - {*used})
+            if not DOCUMENTS.fullmatch(PurePosixPath(name).name)
+        ]
+        note = f"data: {len(others):,} files are not read ({kinds}), such as"
+        return (f"{note} {one_line(others[0])}.",) if others else ()
 
     def fingerprint(self, names: Iterable[str]) -> str:
         """Return a SHA-256 (hex) over names, sizes and modification times of files."""
@@ -145,9 +147,8 @@ def _names(
 
 def _unpacked(path: Path) -> Path:
     """Return the folder in the cache with the content of a .zip file."""
-    if not path.is_file():
-        raise DataError(f"{path} is neither a folder nor a file. Give one.")
     try:
+        files.check_regular(path)
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         target = files.cache_folder() / CACHED / digest[:32]
@@ -155,21 +156,14 @@ def _unpacked(path: Path) -> Path:
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with ZipFile(path) as archive, tempfile.TemporaryDirectory(dir=target.parent) as beside:
-            size = sum(entry.file_size for entry in archive.infolist())
-            if size > MAX_BYTES:
-                raise DataError(
-                    f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is"
-                    f" {MAX_BYTES // 2**30}. Use fewer or smaller samples."
-                )
+            if (size := sum(entry.file_size for entry in archive.infolist())) > MAX_BYTES:
+                raise ValueError(f"it would unpack to {size:,} bytes; the limit is {MAX_BYTES:,}")
             Path(beside, "files").mkdir()
             for entry in archive.infolist():
-                entry.filename = _inside(entry, path)
+                entry.filename = _inside(entry)
                 archive.extract(entry, Path(beside, "files"))
-            try:
+            with suppress(OSError):  # another process has unpacked it meanwhile
                 Path(beside, "files").rename(target)
-            except OSError:
-                if not target.is_dir():  # another process has unpacked it meanwhile
-                    raise
     except DAMAGED as error:
         raise DataError(
             f"{path} cannot be unpacked to {files.cache_folder()} ({error}). If it is damaged or"
@@ -178,15 +172,15 @@ def _unpacked(path: Path) -> Path:
     return target
 
 
-def _inside(entry: ZipInfo, path: Path) -> str:
-    """Return the name of an entry of a .zip file, with slashes, if it can be unpacked."""
+def _inside(entry: ZipInfo) -> str:
+    """Return the name of an entry of a .zip file, with slashes; raise a ValueError if it leads out.
+
+    Links are refused, too.
+    """
     name = entry.filename.replace("\\", "/")
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or ":" in parts[0]:
-        raise DataError(f"{path}: the entry {entry.filename!r} leads out of the archive.")
+        raise ValueError(f"the entry {entry.filename!r} leads out of the archive")
     if stat.S_ISLNK(entry.external_attr >> 16):
-        raise DataError(
-            f"{path}: the entry {name} is a symbolic link. Create the archive with the content of"
-            " links (zip without -y)."
-        )
+        raise ValueError(f"the entry {name} is a symbolic link; zip the content of links")
     return name

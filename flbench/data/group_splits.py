@@ -46,22 +46,14 @@ def split_groups(
 def notes_on_groups(
     groups: Indices, split: Sequence[tuple[Indices, Indices, Indices]]
 ) -> list[str]:
-    """Return notes on clients with too few groups for a part, and on groups of several clients."""
-    notes = []
-    for k, part in enumerate(PARTS):
-        if lacking := sum(not len(client[k]) for client in split):
-            notes.append(
-                f"partition: {lacking} of {len(split)} clients have too few groups (data.group) for"
-                f" a {part} part."
-            )
+    """Return a note if groups have samples at several clients."""
     owned = [np.unique(groups[np.concatenate(client)]) for client in split]
     _, owners = np.unique(np.concatenate(owned), return_counts=True)
-    if several := int((owners > 1).sum()):
-        notes.append(
-            f"partition: {several:,} groups (data.group) are at more than one client, since"
-            " partition.scheme does not keep them together."
-        )
-    return notes
+    note = (
+        f"partition: {int((owners > 1).sum()):,} groups (data.group) are at more than one client,"
+        " since partition.scheme does not keep them together."
+    )
+    return [note] * bool((owners > 1).any())
 
 
 def check_groups(

@@ -40,8 +40,8 @@ def read(folder: Folder, name: str) -> Dataset:
     for part in sorted({match["part"] for match in found}, reverse=True):  # train, then test
         files = [f"Inertial Signals/{signal}_{part}.txt" for signal in signals]
         windows = [_numbers(folder, f"{top}{part}/{file}", np.float32, 2) for file in files]
-        labels.append(_numbers(folder, f"{top}{part}/y_{part}.txt", np.int64, 1))
-        persons.append(_numbers(folder, f"{top}{part}/subject_{part}.txt", np.int64, 1))
+        for rows, file in ((labels, f"y_{part}.txt"), (persons, f"subject_{part}.txt")):
+            rows.append(_numbers(folder, f"{top}{part}/{file}", np.int64, 1))
         shapes = {(len(labels[-1]), *windows[0].shape[1:]), *(one.shape for one in windows)}
         if len(shapes) > 1 or len(persons[-1]) != len(labels[-1]):
             raise DataError(
@@ -63,12 +63,6 @@ def read(folder: Folder, name: str) -> Dataset:
         train=len(y),
         groups=groups.astype(np.int64),
         group_names=tuple(map(str, people)),
-        notes=(
-            f"data: samples are series of {len(signals)} channels and length {x[0].shape[2]}:"
-            f" {', '.join(signals)}.",
-            "data: windows of a person overlap by half, so a window of the test part has values of"
-            " windows of the training part.",
-        ),
     )
 
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from flbench.core import files
 from flbench.core.errors import DataError
-from flbench.core.text import one_line
 from flbench.data import labels
 from flbench.data.dataset import Dataset
 from flbench.data.folders import Folder
@@ -60,10 +59,11 @@ def read(
         DataError: The folder has another layout, an image cannot be decoded, or images differ in
             size.
     """
-    if by_client or not has_parts(folder):
-        entries = _class_folders(folder, by_client=by_client)
-    else:
+    parted = not by_client and has_parts(folder)
+    if parted:
         entries = sorted(_parts(folder), key=lambda entry: (entry[0] != "train", *entry[1:]))
+    else:
+        entries = _class_folders(folder, by_client=by_client)
     names = labels.class_names(
         sorted({label for _, label, _ in entries}), str(folder.path), "class folders"
     )
@@ -76,14 +76,8 @@ def read(
     except (OSError, ValueError, EOFError):
         x = _decode(folder, used, size)
         _to_cache(cache, x)
-    unused = sorted({*filter(is_image, folder.names)} - {*used})
-    notes = folder.left_out([*used, *unused], f"images are {', '.join(SUFFIXES)} files")
-    if unused:
-        notes += (
-            f"data: {len(unused):,} images outside of train/CLASS/ and test/CLASS/ are not used,"
-            f" such as {one_line(unused[0])}. Validation parts are split off the training samples"
-            " of each client (partition.split); move images to train/CLASS/ to use them.",
-        )
+    images = "images of train/CLASS/ and test/CLASS/" if parted else "images"
+    notes = folder.left_out(used, f"{images}, {', '.join(SUFFIXES)} files, are")
     parts = [part for part, _, _ in entries]  # or the clients
     clients, groups = np.unique(parts, return_inverse=True)
     return Dataset(
@@ -156,11 +150,7 @@ def as_seen(image: "Image") -> "Image":
 
 
 def _parts(folder: Folder) -> list[tuple[str, str, str]]:
-    """Return (part, class, name) of every image in a class folder of a train or test part.
-
-    Raises:
-        DataError: There are several folders of one part, such as those of several hospitals.
-    """
+    """Return (part, class, name) of every image in a class folder of a train or test part."""
     above: dict[str, PurePosixPath] = {}
     found = []
     for image in map(PurePosixPath, filter(is_image, folder.names)):
@@ -169,9 +159,8 @@ def _parts(folder: Folder) -> list[tuple[str, str, str]]:
         if above.setdefault(part, image.parents[1]) != image.parents[1]:
             raise DataError(
                 f"{folder.path} has several folders of a {part} part, such as {above[part]} and"
-                f" {image.parents[1]}. If they are clients, move their images to CLIENT/CLASS/* and"
-                " set data.client=folder (the samples of each client are split by partition.split)."
-                f" If not, move all to one folder {part}/CLASS/*."
+                f" {image.parents[1]}. Move the images of clients to CLIENT/CLASS/* and set"
+                f" data.client=folder, and those of one part to one folder {part}/CLASS/*."
             )
         found.append((part, image.parts[-2], str(image)))
     return found
@@ -185,23 +174,23 @@ def _class_folders(folder: Folder, *, by_client: bool) -> list[tuple[str, str, s
     """
     found = [PurePosixPath(name) for name in folder.names if is_image(name)]
     layouts = "train/CLASS/* and test/CLASS/*, CLASS/*, or CLIENT/CLASS/* with data.client=folder"
-    if not found:
-        shown = ", ".join(folder.names[:3]) or "nothing"
-        raise DataError(
-            f"{folder.path} has no images ({', '.join(SUFFIXES)}), tables or texts; it contains"
-            f" {shown}. Images are laid out as {layouts}."
-        )
     depth = 3 if by_client else 2
-    top = found[0].parts[:-depth]
+    top = found[0].parts[:-depth] if found else ()
     owners = {image.parts[-depth].lower() for image in found if len(image.parts) >= depth}
     named = owners & PART_FOLDERS  # parts of the data are neither clients nor classes
     are_parts = bool(named) if by_client else owners == named
-    for image in found:
-        if len(image.parts) < depth or image.parts[:-depth] != top or are_parts or "test" in top:
-            raise DataError(
-                f"{folder.path}: images are laid out as {layouts}, each folder beside the others of"
-                f" its kind, and {image} is in another place. Move or remove it."
-            )
+    wrong = [
+        str(image)
+        for image in found
+        if len(image.parts) < depth or image.parts[:-depth] != top or are_parts or "test" in top
+    ]
+    if wrong or not found:
+        has = f"{wrong[0]} is in another place" if wrong else "it has no images, tables or texts"
+        names = ", ".join(folder.names[:3]) or "nothing"
+        raise DataError(
+            f"{folder.path} has {names} ...: images ({', '.join(SUFFIXES)}) are laid out as"
+            f" {layouts}, each folder beside the others of its kind, and {has}."
+        )
     return [
         (image.parts[-3] if by_client else "train", image.parts[-2], str(image)) for image in found
     ]

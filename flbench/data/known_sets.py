@@ -94,33 +94,25 @@ def _load(name: str, root: Path) -> Dataset:
 
 
 def _fetch(name: str, root: Path, *, is_train: bool) -> Any:
-    """Return the train or the test part of a data set of torchvision.
+    """Return the train or the test part of a data set of torchvision, which downloads what lacks.
 
     Raises:
         DataError: The files are damaged, or the download failed.
     """
     from torchvision import datasets
 
-    kind, options = getattr(datasets, TORCHVISION[name][1]), dict[str, Any](train=is_train)
+    options: dict[str, Any] = {"train": is_train}
     if name == "svhn":
         options = {"split": "train" if is_train else "test"}
     if name.startswith("emnist_"):
         options["split"] = name.removeprefix("emnist_")
     try:
-        return kind(str(root), download=False, **options)
-    except DAMAGED as error:
-        if "download=True" not in str(error):  # in torchvision's message if files are missing
-            raise DataError(
-                f"torchvision's files of `{name}` in {root} are damaged ({error}). Remove them, and"
-                " torchvision downloads them again."
-            ) from error
-    try:
-        return kind(str(root), download=True, **options)
+        return getattr(datasets, TORCHVISION[name][1])(str(root), download=True, **options)
     except DAMAGED as error:
         raise DataError(
             f"`{name}` was not found as {root / name}.npz, {root / name}.zip or {root / name}/, and"
-            f" torchvision could not download it to {root} ({error}). Provide one of these files,"
-            " or give one with `data.path`."
+            f" torchvision could neither read nor download it in {root} ({error}). Remove its"
+            " files if they are damaged; or provide one of these, or a file with `data.path`."
         ) from error
 
 

@@ -10,7 +10,6 @@ tables, arrays, NPZ files and folders:
 """
 
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
@@ -21,9 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, shortened
-from flbench.core.files import is_text
 from flbench.core.own_names import as_written
-from flbench.core.wording import listed
 from flbench.data.dataset import Dataset
 
 MAX_CLASSES = 10_000
@@ -83,20 +80,7 @@ def class_names(labels: Iterable[str], where: str, what: str = "labels") -> dict
 def number_texts(
     parts: Mapping[str, Sequence[str]], where: str, names: Sequence[str] | None = None
 ) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
-    """Number the classes of labels that are texts.
-
-    Args:
-        parts: Labels [n] of each part of the data, by the name of their array.
-        where: What the data are, as the beginning of an error message.
-        names: Names of the C classes; None for those that occur.
-
-    Returns:
-        The names of the C classes, and the labels [n] of each part in [0, C).
-
-    Raises:
-        DataError: A label is not among `names`, or two labels are written differently, but are one
-            number.
-    """
+    """Number the classes of labels that are texts; see `number_classes`."""
     if names is None:
         name_of = class_names((label for part in parts.values() for label in part), where)
         names = in_order(set(name_of.values()))
@@ -117,7 +101,7 @@ def number_texts(
 
 def number_classes(
     parts: Mapping[str, NDArray[Any]], where: str, names: Sequence[str] | None = None
-) -> tuple[tuple[str, ...], list[NDArray[np.int64]], tuple[str, ...]]:
+) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
     """Number the classes of labels that are whole numbers or texts.
 
     Args:
@@ -127,57 +111,44 @@ def number_classes(
             positions in `names`.
 
     Returns:
-        The names of the C classes, the labels [n] of each part in [0, C), and a note if the numbers
-        of the classes are not the labels.
+        The names of the C classes, and the labels [n] of each part in [0, C).
 
     Raises:
-        DataError: A label is missing, is negative, or is not among `names`; a name is empty; or two
-            names are equal.
+        DataError: A label is missing, is negative, or is not among `names`; or a name is empty or
+            that of another class.
     """
-    if names is not None:
-        check_names(names, where)
-    parts = {key: _one_each(_whole(part), f"{where}: `{key}`") for key, part in parts.items()}
+    check_names(names or (), where)
+    parts = {key: _one_each(part, f"{where}: `{key}`") for key, part in parts.items()}
     if any(part.dtype.kind in "USO" for part in parts.values()):
         texts = {
             key: [text.strip() for text in as_texts(part, f"{where}: `{key}`", "label")]
             for key, part in parts.items()
         }
-        return *number_texts(texts, where, names), ()
+        return number_texts(texts, where, names)
     labels = [_checked(part, f"{where}: `{key}`") for key, part in parts.items()]
     values = np.unique(np.concatenate(labels))
-    if names is not None:
-        if len(values) and values[-1] >= len(names):
-            raise DataError(
-                f"{where}: there are {len(names)} names of classes, so labels must lie in [0,"
-                f" {len(names)}), got {values[-1]}. Name all classes, from that of the"
-                " label 0 on, or subtract 1 from labels that begin at 1."
-            )
-        return tuple(names), labels, ()
-    found = tuple(str(value) for value in values)
-    if np.array_equal(values, np.arange(len(values))):
-        return found, labels, ()
-    note = (
-        f"data: the labels are not 0 to {len(found) - 1}, so the {len(found)} classes are numbered"
-        f" in the order of the labels that occur: {listed(found, 4)}. Give the names of all classes"
-        " if others exist."
-    )
-    return found, [np.searchsorted(values, part) for part in labels], (note,)
-
-
-def _whole(y: NDArray[Any]) -> NDArray[Any]:
-    """Return Python's integers as an array of integers if they fit, and others as they are."""
-    is_whole = y.dtype.kind == "O" and y.size and {*map(type, y.reshape(-1).tolist())} == {int}
-    return np.array(y.tolist()) if is_whole else y
+    if names is None:
+        found = tuple(str(value) for value in values)
+        return found, [np.searchsorted(values, part) for part in labels]
+    if len(values) and values[-1] >= len(names):
+        raise DataError(
+            f"{where}: there are {len(names)} names of classes, so labels must lie in [0,"
+            f" {len(names)}), got {values[-1]}. Name all classes, from that of the"
+            " label 0 on, or subtract 1 from labels that begin at 1."
+        )
+    return tuple(names), labels
 
 
 def _one_each(y: NDArray[Any], what: str) -> NDArray[Any]:
-    """Return labels [n] or [n, 1] as [n]; raise a DataError if they have another shape."""
+    """Return labels [n] or [n, 1] as [n], those that are Python's integers as an array of them."""
     if y.ndim > 1 and y.size != len(y):
         raise DataError(
             f"{what} have the shape {list(y.shape)}, and flbench has one class for each sample."
             " Save one column of them; for one-hot labels, y.argmax(1)."
         )
-    return y.reshape(-1)
+    y = y.reshape(-1)
+    is_whole = y.dtype.kind == "O" and y.size and {*map(type, y.tolist())} == {int}
+    return np.array(y.tolist()) if is_whole else y
 
 
 def _checked(y: NDArray[Any], what: str) -> NDArray[np.int64]:
@@ -249,37 +220,30 @@ def with_blocks(dataset: Dataset, groups: NDArray[Any], name: str, what: str) ->
 
 
 def check_classes(dataset: Dataset, path: Path | str) -> None:
-    """Check the classes of a data set that was read from a file or an object, if it has classes.
+    """Check the names of classes and clients, and that the samples have at least two classes.
 
     Raises:
-        DataError: The samples have a single class, there are too many classes, or the name of a
-            class is empty, is that of another class, is not UTF-8 text, or is too long.
+        DataError: The samples have a single class, there are too many classes, or a name is empty,
+            that of another class, not UTF-8 text, or too long for the files of results.
     """
-    names = dataset.classes
-    if dataset.targets is not None:
-        return
-    if len(names) > MAX_CLASSES:
+    classes, y = dataset.classes, dataset.y
+    if len(classes) > MAX_CLASSES:
         raise DataError(
-            f"{path} has {len(names):,} classes; the limit is {MAX_CLASSES:,}. {NO_CLASSES}"
+            f"{path} has {len(classes):,} classes; the limit is {MAX_CLASSES:,}. {NO_CLASSES}"
         )
-    if dataset.y.min() == dataset.y.max():
+    if dataset.targets is None and y.min() == y.max():
         raise DataError(
-            f"{path}: all samples have the class `{names[dataset.y[0]]}`; classification needs at"
+            f"{path}: all samples have the class `{classes[y[0]]}`; classification needs at"
             " least two classes. Check the labels, or add samples of other classes."
         )
-    check_lengths(names, "class", path)
-    check_names(names, path)
-
-
-def check_lengths(names: Sequence[str], what: str, path: Path | str) -> None:
-    """Raise a DataError if the name of a class or client cannot be in the files of results."""
-    for k, name in enumerate(names):
-        if not is_text(name):
-            raise DataError(f"{path}: the {what} name {name!r} is not UTF-8 text. Rename it.")
-        try:
-            as_written(name, f"the name of {what} {k}, {shortened(name, 60)!r},")
-        except ValueError as error:
-            raise DataError(f"{path}: {error}. Shorten it.") from error
+    for what, names in (("class", classes), ("client", dataset.group_names)):
+        for k, name in enumerate(names):
+            try:
+                as_written(name, f"the name of {what} {k}, {shortened(name, 60)!r},")
+                name.encode()
+            except ValueError as error:
+                raise DataError(f"{path}: {what} {k}: {error}. Rename it.") from error
+    check_names(classes, path)
 
 
 def check_names(names: Sequence[str], path: Path | str) -> None:
@@ -291,26 +255,3 @@ def check_names(names: Sequence[str], path: Path | str) -> None:
                 f"{path}: class {k} has the name {name!r}, which is empty or that of another class."
                 " Give each class a name of its own."
             )
-
-
-def notes_on_names(names: Sequence[str], what: str, whose: str = "") -> tuple[str, ...]:
-    """Return a note if two names look the same, or differ by case; letters are names that may.
-
-    Args:
-        names: Names of classes or clients, or words of a column.
-        what: What they name: `class`, `client` or `word`.
-        whose: What they belong to, such as ` of the column sex`.
-
-    >>> [len(notes_on_names(names, "class")) for names in (["Male", "male"], ["A", "a"])]
-    [1, 0]
-    """
-    seen: dict[str, str] = {}
-    for name in names:
-        shown = " ".join(unicodedata.normalize("NFC", name).split())
-        other = seen.setdefault(shown.casefold() if len(shown) > 1 else shown, name)
-        if other != name:
-            return (
-                f"data: {other!a} and {name!a}{whose} look the same, or differ by case alone, and"
-                f" are two. If they mean one {what}, write them in one way.",
-            )
-    return ()

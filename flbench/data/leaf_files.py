@@ -19,7 +19,7 @@ from flbench.core.errors import DataError
 from flbench.data import labels as labels_of
 from flbench.data.dataset import Dataset
 from flbench.data.folders import Folder
-from flbench.data.text_files import LEAF, character_name, numbers_of
+from flbench.data.text_files import numbers_of, of_windows, vocabulary_of
 
 
 def is_leaf_file(entry: str) -> bool:
@@ -42,8 +42,10 @@ def read(folder: Folder, name: str, vocabulary: str) -> Dataset:
     # The train part of a user comes before its test part.
     files.sort(key=lambda entry: ("test" in PurePosixPath(entry).parts[:-1], entry))
     found: dict[str, list[tuple[Any, Any]]] = {}
-    for entry in files:
-        try:
+    where = str(folder.path)
+    try:
+        for entry in files:
+            where = folder.place(entry)
             tree = json.loads(folder.read(entry))
             if len({*tree["users"]}) < len(tree["users"]):
                 raise ValueError("`users` names a user twice")
@@ -52,67 +54,46 @@ def read(folder: Folder, name: str, vocabulary: str) -> Dataset:
                 if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
                     raise ValueError(f"`x` and `y` of the user `{user}` are not equally long lists")
                 found.setdefault(str(user), []).extend(zip(x, y, strict=True))
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise DataError(
-                f"{folder.place(entry)} is not a file of LEAF ({error}). It must have `users` and"
-                " `user_data` with as many samples `x` as labels `y` of each user."
-            ) from error
-    found = {user: pairs for user, pairs in found.items() if pairs}
-    x, y = ([pair[k] for pairs in found.values() for pair in pairs] for k in (0, 1))
-    groups = np.repeat(np.arange(len(found)), [*map(len, found.values())])
-    shared: dict[str, Any] = {
-        "train": len(x),
-        "groups": groups,
-        "group_names": tuple(found),
-        "notes": folder.left_out(files, "LEAF's files are .json"),
-    }
-    try:
+        found, where = {user: pairs for user, pairs in found.items() if pairs}, str(folder.path)
+        x, y = ([pair[k] for pairs in found.values() for pair in pairs] for k in (0, 1))
+        about: dict[str, Any] = {
+            "groups": np.repeat(np.arange(len(found)), [*map(len, found.values())]),
+            "group_names": tuple(found),
+            "notes": folder.left_out(files, "LEAF's files are .json"),
+        }
         if x and all(isinstance(one, str) for one in (*x, *y)):
-            return _texts(name, x, y, vocabulary, str(folder.path), shared)
+            return _of_texts(name, x, y, vocabulary, where, about)
         numbers: NDArray[Any] = np.array(x, dtype=np.float32)
         if numbers.ndim != 2 or not numbers.size or not np.isfinite(numbers).all():
             raise ValueError("samples must be lists of equally many finite numbers, or texts")
         if not all(isinstance(label, str | int | float) for label in y):
             raise ValueError("labels must be numbers or texts")
-    except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{folder.path}: the samples are not those of LEAF ({error}).") from error
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise DataError(
+            f"{where} is not of LEAF ({error}). A file must have `users` and `user_data` with as"
+            " many samples `x` as labels `y` of each user."
+        ) from error
     side = isqrt(numbers.shape[1])
     if side > 1 and side * side == numbers.shape[1]:
         numbers = numbers.reshape(-1, 1, side, side)
-    names, (classes,), notes = labels_of.number_classes({"y": np.array(y)}, str(folder.path), None)
-    shared["notes"] += notes
-    return Dataset(name, numbers, classes, tuple(names), **shared)
+    names, (classes,) = labels_of.number_classes({"y": np.array(y)}, where)
+    return Dataset(name, numbers, classes, names, train=len(y), **about)
 
 
-def _texts(
-    name: str, x: list[str], y: list[str], vocabulary: str, where: str, shared: dict[str, Any]
+def _of_texts(
+    name: str, x: list[str], y: list[str], vocabulary: str, where: str, about: dict[str, Any]
 ) -> Dataset:
     """Return the data set of texts and the character after each."""
-    length = len(x[0])
+    length, groups = len(x[0]), about["groups"]
     if {*map(len, x)} != {length} or {*map(len, y)} != {1} or not length:
         raise ValueError("texts must have one length, and labels one character")
-    whole = "".join(x) + "".join(y)
-    characters = LEAF if vocabulary == "leaf" else "".join(sorted(set(whole)))
-    ids = numbers_of(whole, characters, where)
-    ids = ids.astype(np.uint8 if len(characters) <= 256 else np.int32)
-    samples = ids[: len(x) * length].reshape(len(x), length)
-    labels = ids[len(x) * length :].astype(np.int64)
+    whole = "".join(map("".join, zip(x, y, strict=True)))
+    characters = vocabulary_of([whole], vocabulary)
+    windows = numbers_of(whole, characters, where).reshape(len(x), length + 1)
     # LEAF's samples begin at every character of a text: then each is the one before without its
     # first character and with its label.
-    groups = shared["groups"]
-    follows = (samples[1:, :-1] == samples[:-1, 1:]).all(axis=1) & (samples[1:, -1] == labels[:-1])
-    follows &= groups[1:] == groups[:-1]
+    follows = (windows[1:, :-1] == windows[:-1, 1:]).all(axis=1) & (groups[1:] == groups[:-1])
     starts = np.concatenate([[0], np.cumsum(np.where(follows, 1, length + 1))])
     first = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
     starts -= np.repeat(starts[first], np.diff([*first, len(x)]))
-    return Dataset(
-        name,
-        samples,
-        labels,
-        tuple(map(character_name, characters)),
-        vocabulary=len(characters),
-        tokens=tuple(characters),
-        starts=starts.astype(np.int64),
-        span=length + 1,
-        **shared,
-    )
+    return of_windows(name, windows, characters, starts=starts.astype(np.int64), **about)

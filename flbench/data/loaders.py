@@ -1,7 +1,7 @@
 """Data loaders of torch and LightningDataModules as data: each loader is read once, in order."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +13,6 @@ from flbench.core.errors import DataError
 from flbench.core.rng import seeded
 from flbench.core.user_code_errors import calling
 from flbench.data.batch_form import PAIR, BatchForm
-from flbench.data.dataset import Dataset
 
 SEED: Final = 0  # of random transforms, which are drawn once
 
@@ -25,20 +24,11 @@ class Read:
     Attributes:
         arrays: Samples and labels by the names of an NPZ file, with the client of each sample if
             there is a loader for each client.
-        form: The form of their batches.
-        extras: Further values of each sample, by their key: the train part, the validation part,
-            then the test part.
+        about: Fields of the data set beyond those of arrays: `form`, `extras`, `validation`.
     """
 
     arrays: dict[str, NDArray[Any]]
-    form: BatchForm
-    extras: dict[str | int, NDArray[Any]]
-
-    def added_to(self, dataset: Dataset) -> Dataset:
-        """Return a data set of the arrays with the form of the batches and the further values."""
-        form = None if self.form == PAIR else self.form
-        validation = len(self.arrays.get("val_labels", ()))
-        return replace(dataset, form=form, extras=self.extras, validation=validation)
+    about: dict[str, Any]
 
 
 def are_loaders(value: Any) -> bool:
@@ -88,14 +78,19 @@ def read(value: Any, where: str) -> Read:
         for name, loader in loaders.items():
             form, values = _columns(loader, f"{where}, {part} loader {name}".rstrip(), form)
             columns.append(values)
-        arrays[f"{part}_images"] = _joined([one[form.sample] for one in columns], where)
-        arrays[f"{part}_labels"] = _joined([one[form.label] for one in columns], where)
+        arrays[f"{part}_images"] = joined([one[form.sample] for one in columns], where)
+        arrays[f"{part}_labels"] = joined([one[form.label] for one in columns], where)
         if not isinstance(found[part], DataLoader):
             sizes = [len(one[form.label]) for one in columns]
             arrays[f"{part}_groups"] = np.repeat(np.asarray(list(loaders)), sizes)
         for key in form.extras:
             extras.setdefault(key, []).extend(one[key] for one in columns)
-    return Read(arrays, form, {key: _joined(extras[key], where) for key in extras})
+    about = {
+        "form": None if form == PAIR else form,
+        "extras": {key: joined(extras[key], where) for key in extras},
+        "validation": len(arrays.get("val_labels", ())),
+    }
+    return Read(arrays, about)
 
 
 def _base(value: Any) -> type | None:
@@ -140,7 +135,7 @@ def _columns(
             found.setdefault(key, []).append(array)
     if not found:
         raise DataError(f"{where} has no batch. Give each client at least one sample.")
-    return first, {key: _joined(values, f"{where}: `{key}`") for key, values in found.items()}
+    return first, {key: joined(values, f"{where}: `{key}`") for key, values in found.items()}
 
 
 def _batches(loader: DataLoader[Any], where: str) -> Iterator[Any]:
@@ -174,7 +169,7 @@ def _values(values: Any, what: str) -> NDArray[Any]:
     return array
 
 
-def _joined(parts: Sequence[NDArray[Any]], where: str) -> NDArray[Any]:
+def joined(parts: Sequence[NDArray[Any]], where: str) -> NDArray[Any]:
     """Return arrays of several batches or loaders as one."""
     if shapes := {part.shape[1:] for part in parts if part.shape[1:] != parts[0].shape[1:]}:
         raise DataError(

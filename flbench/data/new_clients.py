@@ -27,9 +27,7 @@ SHIFT: Final = TRIES + 3
 SHOTS: Final = TRIES + 4
 
 
-def chosen(
-    partition: ClientParts, dataset: Dataset, config: PartitionConfig, seed: int
-) -> list[int]:
+def chosen(partition: ClientParts, config: PartitionConfig, seed: int) -> list[int]:
     """Return the ascending numbers of the clients that join after the training.
 
     A share is rounded to the nearest number of clients, and to one at least.
@@ -40,10 +38,11 @@ def chosen(
     wanted, clients = config.new_clients, partition.clients
     if isinstance(wanted, tuple):
         if unknown := [name for name in wanted if name not in partition.names]:
-            why = f"the partition does not have.{did_you_mean(unknown[0], partition.names)}"
-            if partition.names and unknown[0] in dataset.group_names:
-                why = f"is not one of the {clients} that were drawn. Raise partition.clients."
-            raise ConfigError(f"`partition.new_clients` names `{unknown[0]}`, which {why}")
+            hint = did_you_mean(unknown[0], partition.names)
+            raise ConfigError(
+                f"`partition.new_clients` names `{unknown[0]}`, and the {clients} clients of the"
+                f" partition have other names.{hint}"
+            )
         numbers = [k for k, name in enumerate(partition.names) if name in wanted]
     else:
         is_number = isinstance(wanted, int)
@@ -70,7 +69,7 @@ def hold_out(
         ConfigError: No client is left that trains, or the new clients cannot get other samples.
     """
     seed = seed if config.seed is None else config.seed
-    new = chosen(partition, dataset, config, seed)
+    new = chosen(partition, config, seed)
     old, first = sorted({*range(partition.clients)} - {*new}), partition.clients - len(new)
     parts = {part: [partition.parts[part][k] for k in new] for part in PARTS}
     names = tuple(partition.names[k] for k in new) if partition.names else ()
@@ -147,7 +146,5 @@ def _distributed_anew(
 def _few_shots(rows: Indices, y: NDArray[Any], most: int, rng: np.random.Generator) -> Indices:
     """Return ascending rows [n] of a client, at most `most` of each class of their labels y [n]."""
     order = rng.permutation(len(rows))
-    labels = y[order]
-    return np.sort(
-        rows[np.concatenate([order[labels == label][:most] for label in np.unique(labels)])]
-    )
+    of_class = [order[y[order] == label][:most] for label in np.unique(y)]
+    return np.sort(rows[np.concatenate(of_class)])

@@ -98,41 +98,40 @@ def from_arrays(
     Raises:
         DataError: The arrays have another layout.
     """
-    for key in ("train_images", "train_labels"):
-        if key not in arrays:
-            raise DataError(
-                f"{path} has no array `{key}`; it contains"
-                f" {', '.join(sorted(arrays)) or 'nothing'}. Name samples `train_images` and labels"
-                " `train_labels`, or say what they are called by `data.arrays`, such as"
-                " 'data.arrays={samples: windows, labels: activity, clients: subject}'."
-            )
+    if not {"train_images", "train_labels"} <= arrays.keys():
+        raise DataError(
+            f"{path} must have `train_images`, the samples, and `train_labels`, and it has"
+            f" {', '.join(sorted(arrays)) or 'nothing'}. Other names are given by data.arrays, such"
+            " as 'data.arrays={samples: windows, labels: activity, clients: subject}'."
+        )
     parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
     named = arrays.get("class_names")
     if named is not None and named.ndim != 1:
         raise DataError(f"{path}: `class_names` must be [C], got {list(named.shape)}.")
-    names, labels, notes = labels_of.number_classes(
+    names, labels = labels_of.number_classes(
         {f"{part}_labels": arrays.get(f"{part}_labels", np.zeros(0, np.int64)) for part in parts},
         str(path),
-        None if named is None else _texts(named),
+        None if named is None else [*map(_text, named.tolist())],
     )
     samples: list[NDArray[Any]] = []
     for part, y in zip(parts, labels, strict=True):
-        x = as_samples(
-            arrays[f"{part}_images"], f"{path}: `{part}_images`", layout, kind, owned=owned
-        )
-        if len(x) != len(y):
+        what = f"{path}: `{part}_images`"
+        x = as_samples(arrays[f"{part}_images"], what, layout, kind, owned=owned)
+        if len(x) != len(y) or (part == "train" and not len(y)):
             raise DataError(
-                f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`. Save one label for"
+                f"{what} has {len(x)} samples, and `{part}_labels` {len(y)}. Save one label for"
                 f" each sample, its class. {labels_of.NO_CLASSES}"
             )
         samples.append(x)
-        _check_alike(samples[0], x, f"{path}: `{part}_images`")
-    train = sum(len(y) for part, y in zip(parts, labels, strict=True) if part != "test")
+        pixels.check_alike(samples[0], x, what, "`train_images`")
+    vocabulary = arrays.get("vocabulary", np.zeros((), np.int64))
+    is_of_tokens = samples[0].ndim == 2 and samples[0].dtype.kind in "iu"
+    if "vocabulary" in arrays and not (vocabulary.size and vocabulary.ndim < 2 and is_of_tokens):
+        raise DataError(
+            f"{path}: `vocabulary` must be the number of token ids, or one text for each id [V],"
+            " and the samples tokens [n, length] in integers."
+        )
     groups, group_names = _groups(arrays, dict(zip(parts, labels, strict=True)), path)
-    vocabulary, token_names = _vocabulary(arrays.get("vocabulary"), samples[0], path)
-    if samples[0].ndim == 3:
-        channels, length = samples[0].shape[1:]
-        notes += (f"data: samples are series of {channels} channels and length {length}.",)
     if owned and isinstance(arrays, dict):
         for part in parts:
             del arrays[f"{part}_images"]
@@ -141,75 +140,29 @@ def from_arrays(
         samples[0] if owned and len(samples) == 1 else np.concatenate(samples),
         np.concatenate(labels),
         names,
-        train=train,
+        train=sum(len(y) for part, y in zip(parts, labels, strict=True) if part != "test"),
         groups=groups,
         group_names=group_names,
-        notes=notes,
-        vocabulary=vocabulary,
-        tokens=token_names,
+        vocabulary=len(vocabulary) if vocabulary.ndim else int(vocabulary),
+        tokens=tuple(map(_text, vocabulary.tolist())) if vocabulary.ndim else (),
     )
 
 
-def _check_alike(first: NDArray[Any], x: NDArray[Any], what: str) -> None:
-    """Raise a DataError if samples differ from the training samples in shape, type or units."""
-    if not len(first):
-        raise DataError(f"{what}: there are no training samples. Save some in `train_images`.")
-    found = [(list(one.shape[1:]), str(one.dtype)) for one in (x, first)]
-    if found[0] != found[1]:
-        raise DataError(
-            f"{what} have the shape {found[0][0]} in {found[0][1]}, but `train_images`"
-            f" {found[1][0]} in {found[1][1]}. Bring all samples to one shape and type."
-        )
-    if x.ndim == 4 and len(x):
-        here, there = pixels.range_of(x), pixels.range_of(first)
-        if pixels.has_other_units(here, there):
-            raise DataError(
-                f"{what} have values in [{here[0]:g}, {here[1]:g}], but `train_images` in"
-                f" [{there[0]:g}, {there[1]:g}]. Save both in one range of values."
-            )
-
-
-def _vocabulary(
-    given: NDArray[Any] | None, x: NDArray[Any], path: Path | str
-) -> tuple[int, tuple[str, ...]]:
-    """Return the number of token ids, and what they stand for; 0 and no texts if not given."""
-    if given is None:
-        return 0, ()
-    is_count = given.ndim == 0 and given.dtype.kind in "iu" and given > 0
-    if x.ndim != 2 or x.dtype.kind == "f" or not (is_count or (given.ndim == 1 and len(given))):
-        raise DataError(
-            f"{path}: `vocabulary` must be the number of token ids, or one text for each id [V],"
-            f" and the samples tokens [n, length] in integers; got {given.dtype}"
-            f" {list(given.shape)} and samples in {x.dtype} {list(x.shape)}."
-        )
-    return (int(given), ()) if is_count else (len(given), tuple(_texts(given)))
-
-
-def _texts(names: NDArray[Any]) -> list[str]:
-    """Return names, [n] texts, byte strings or numbers, as texts."""
-    return [
-        one.decode("utf-8", "backslashreplace")
-        if isinstance(one, bytes)
-        else ""
-        if one is None
-        else str(one)
-        for one in names.tolist()
-    ]
+def _text(name: object) -> str:
+    """Return a name, a text, a byte string or a number, as a text."""
+    if isinstance(name, bytes):
+        return name.decode("utf-8", "backslashreplace")
+    return "" if name is None else str(name)
 
 
 def read_arrays(
     path: Path, limit: int | None = None, names: Sequence[str] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an NPZ file by name.
-
-    Args:
-        path: The file.
-        limit: Largest number of bytes of all arrays; None for 16 GiB.
-        names: Arrays to read, as far as they are there; None for all.
+    """Return the arrays of an NPZ file by name: all, or those of `names` that are there.
 
     Raises:
-        DataError: The file is damaged, would unpack to more than the limit, or contains pickled
-            objects.
+        DataError: The file is damaged, would unpack to more than `limit` bytes (None: 16 GiB), or
+            has other objects than arrays.
     """
     limit = MAX_BYTES if limit is None else limit
     try:
@@ -217,22 +170,16 @@ def read_arrays(
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             # NumPy makes room for the shape of a header, and finds out when it reads the values.
             if (size := sum(entry.file_size for entry in arrays.zip.infolist())) > limit:
-                raise DataError(
-                    f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is"
-                    f" {limit // 2**30}. Save fewer or smaller samples."
-                )
+                raise ValueError(f"it would unpack to {size:,} bytes; the limit is {limit:,}")
             kept = arrays.files if names is None else [key for key in names if key in arrays.files]
             found = {key: arrays[key] for key in kept}
-    except DataError:
-        raise
+        if other := [key for key, value in found.items() if not isinstance(value, np.ndarray)]:
+            raise ValueError(f"the entry `{other[0]}` is not an array")
     except Exception as error:  # zipfile and NumPy raise exceptions of many kinds
         raise DataError(
             f"{path} is not an intact NPZ file of plain arrays ({error}). Save it again, without"
             " objects: np.savez(FILE, train_images=x, train_labels=y)."
         ) from error
-    other = [key for key, value in found.items() if not isinstance(value, np.ndarray)]
-    if other:
-        raise DataError(f"{path}: the entry `{other[0]}` is not an array. Remove it.")
     return found
 
 
@@ -265,51 +212,47 @@ def as_samples(
     types = {"images": "f", "tokens": "iu"}.get(kind, "iuf")
     is_pixels = kind == "images" and x.dtype == np.uint8
     is_right = is_pixels or x.dtype.kind in types
+    has_channels = kind == "series" or (kind == "images" and x.ndim == 4)
     if x.ndim not in AXES[kind][0] or not is_right or (len(x) and not x[0].size):
         raise DataError(
             f"{got} cannot be {kind}, which are {AXES[kind][1]}. Convert them (such as by"
             " astype(np.float32)), or set data.kind. Volumes are not supported: save slices."
         )
-    if layout != "auto" and (kind in ("table", "tokens") or (kind == "images" and x.ndim == 3)):
+    if layout != "auto" and not has_channels:
         raise DataError(
             f"`data.layout`={layout} says where the channels are, and {got} are {kind} without"
             " an axis of channels. Leave it out, or set data.kind=series."
         )
     if kind == "tokens":
         return x
-    if kind == "series":
-        x = x[:, None] if x.ndim == 2 else x  # [n, length] -> [n, 1, length]
-        x = np.swapaxes(x, 1, 2) if layout == "channels_last" else x
-    elif kind == "images" and x.ndim == 3:
-        x = x[:, None]  # [n, H, W] -> [n, 1, H, W]
-    elif kind == "images":
+    if has_channels and x.ndim == 4 and layout == "auto":
         first, last = x.shape[1] in CHANNELS, x.shape[3] in CHANNELS
-        if layout == "auto" and first == last:
+        if first == last:
             raise DataError(
                 f"{got} have {'two axes' if first else 'no axis'} of 1 or 3 channels. Set"
                 " data.layout=channels_last for [n, H, W, channels], or data.layout=channels_first"
                 " for [n, channels, H, W]. Volumes are not supported: save slices [n, H, W]."
             )
-        if layout == "channels_last" or (layout == "auto" and last):
-            x = np.moveaxis(x, -1, 1)  # [n, H, W, channels] -> [n, channels, H, W]
+        layout = "channels_last" if last else "channels_first"
+    if kind != "table" and x.ndim == min(AXES[kind][0]):
+        x = x[:, None]  # [n, H, W] -> [n, 1, H, W], and [n, length] -> [n, 1, length]
+    if layout == "channels_last":
+        x = np.moveaxis(x, -1, 1)  # [n, H, W, channels] -> [n, channels, H, W]
     return np.ascontiguousarray(x if is_pixels else _as_float32(x, what, owned=owned and is_float))
 
 
 def _as_float32(x: NDArray[Any], what: str, *, owned: bool) -> NDArray[np.float32]:
-    """Return floating-point images, or a table, as float32.
-
-    Raises:
-        DataError: A value is NaN or infinite, or too large for float32.
-    """
+    """Return samples as float32; raise a DataError if a value is not finite in it."""
     with np.errstate(over="ignore"):
         x = x.astype(np.float32, copy=not owned)
     # In pieces, because a mask takes a quarter of the memory of the samples.
-    if not all(np.isfinite(x[k : k + 1024]).all() for k in range(0, len(x), 1024)):
-        sample = int(np.flatnonzero(~np.isfinite(x).all(axis=tuple(range(1, x.ndim))))[0])
-        raise DataError(
-            f"{what}: sample {sample} (counted from 0) has values that are NaN, infinite or too"
-            " large for float32. Replace them."
-        )
+    for k in range(0, len(x), 1024):
+        if not (is_finite := np.isfinite(x[k : k + 1024])).all():
+            sample = k + int(np.argwhere(~is_finite)[0, 0])
+            raise DataError(
+                f"{what}: sample {sample} (counted from 0) has values that are NaN, infinite or too"
+                " large for float32. Replace them."
+            )
     return x
 
 
@@ -319,22 +262,17 @@ def _groups(
     """Return the number of the natural client of every sample, and the clients' names.
 
     Samples of parts without groups get the number -1. None and no names if there are no groups.
-
-    Raises:
-        DataError: The client of a sample is missing, or there are not as many groups as samples.
     """
     if "train_groups" not in arrays:
         return None, ()
     named: list[str] = []
     for part, y in labels.items():
-        group = arrays.get(f"{part}_groups")
-        if group is not None and group.size != len(y):
-            raise DataError(
-                f"{path}: `{part}_groups` have the shape {list(group.shape)}, and there are"
-                f" {len(y)} samples. Save one group for each sample."
-            )
         where = f"{path}: `{part}_groups`"
-        named += [""] * len(y) if group is None else labels_of.as_texts(group, where, "client")
+        group = arrays.get(f"{part}_groups")
+        found = [""] * len(y) if group is None else labels_of.as_texts(group, where, "client")
+        if len(found) != len(y):
+            raise DataError(f"{where} has {len(found)} groups for {len(y)} samples. Save one each.")
+        named += found
     names, numbers = np.unique(np.array(named), return_inverse=True)
     unnamed = int(names[0] == "")  # "" sorts first: no name becomes -1
     return numbers.astype(np.int64) - unnamed, tuple(map(str, names[unnamed:]))

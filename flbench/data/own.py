@@ -143,17 +143,17 @@ class Data:
         """
         arrays: Arrays = dict(x) if isinstance(x, Mapping) else _pair(x, y, padding, "train")
         arrays |= {} if test is None else _pair(test, None, padding, "test")
-        for key, value in (("clients", clients), ("group", group)):
-            _check_order(x, value, f"`{key}`")
+        _check_order(x, clients, "`clients`")
+        _check_order(x, group, "`group`")
         names = None if classes is None else _in_order(classes)
         given = {"train_groups": clients, "class_names": names, "vocabulary": vocabulary}
         arrays |= {key: value for key, value in given.items() if value is not None}
-        for key, value, known in (("layout", layout, LAYOUTS), ("kind", kind, KINDS)):
-            if value not in known:
-                raise DataError(f"`{key}` must be one of {', '.join(known)}, got {value!r}.")
-        if unknown := [key for key in arrays if key not in KEYS]:
-            hint = did_you_mean(str(unknown[0]), KEYS)
-            raise DataError(f"`data` has the key {unknown[0]!r}.{hint} Keys: {', '.join(KEYS)}.")
+        wrong = [(key, "array of `data`", KEYS) for key in arrays if key not in KEYS]
+        wrong += [(layout, "`layout`", LAYOUTS)] * (layout not in LAYOUTS)
+        wrong += [(kind, "`kind`", KINDS)] * (kind not in KINDS)
+        for value, what, known in wrong:
+            hint = did_you_mean(str(value), known)
+            raise DataError(f"{value!r} is no {what}.{hint} Known: {', '.join(known)}.")
         first = arrays.get("train_images")
         if layout == "auto" and isinstance(first, torch.Tensor) and first.ndim == 4:
             layout = _layout_of(first)
@@ -166,9 +166,7 @@ class Data:
         if group is not None:
             groups = _array(group, "`group`")
             dataset = labels_of.with_blocks(dataset, groups, "group", "`data`, `group`")
-        if dataset.kind == "tokens":
-            dataset = tokens.complete(dataset, padding, "`data`")
-        return cls._of(dataset)
+        return cls._of(tokens.complete(dataset, padding, "`data`"))
 
     @classmethod
     def from_clients(cls, clients: Mapping[Any, Any], **arguments: Any) -> "Data":
@@ -187,28 +185,22 @@ class Data:
         pairs: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
         for key, pair in clients.items():
             where = f"`data`, client `{shortened(str(key), 60)}`"
-            if str(key) in pairs or not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise DataError(f"{where} must be there once, with a pair (samples, labels).")
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise DataError(f"{where} must be a pair (samples, labels).")
             _check_order(pair[0], pair[1], f"{where}: `y`")
-            x, y = pairs[str(key)] = _array(pair[0], where), _array(pair[1], where)
-            shapes = [one.shape[1:] for one in next(iter(pairs.values()))]
-            is_complete = x.size and x.shape[:1] == y.shape[:1] != ()
-            if not is_complete or [x.shape[1:], y.shape[1:]] != shapes:
+            x, y = (_array(value, where) for value in pair)
+            if str(key) in pairs or not x.size or not x.shape[:1] == y.shape[:1] != ():
                 raise DataError(
                     f"{where} has samples {list(x.shape)} and labels {list(y.shape)}. Give each"
-                    " client at least one sample, all of one shape, and one label for each."
+                    " client once, with at least one sample, and one label for each."
                 )
-        x, y = (np.concatenate(arrays) for arrays in zip(*pairs.values(), strict=True))
+            pairs[str(key)] = x, y
+        x, y = (loaders.joined(arrays, "`data`") for arrays in zip(*pairs.values(), strict=True))
         owners = np.repeat([*pairs], [len(labels) for _, labels in pairs.values()])
         found = cls.from_arrays(x, y, clients=owners, **arguments)
-        if found.dataset.kind == "images":
-            known, *others = ((key, x.dtype, pixels.range_of(x)) for key, (x, _) in pairs.items())
-            for key, dtype, values in others:
-                if dtype.kind != known[1].kind or pixels.has_other_units(values, known[2]):
-                    raise DataError(
-                        f"`data`, client `{key}`: images are {dtype} in {list(values)}, those of"
-                        f" `{known[0]}` {known[1]} in {list(known[2])}. Bring all to one range."
-                    )
+        of_client = [found.dataset.x[found.dataset.groups == k] for k in range(len(pairs))]
+        for name, mine in zip(found.dataset.group_names, of_client, strict=True):
+            pixels.check_alike(of_client[0], mine, f"`data`, client `{name}`,", "the first one")
         return cls._of(found.dataset, by_client=True)
 
     @classmethod
@@ -247,12 +239,9 @@ class Data:
         if not frame.columns.is_unique:
             twice = frame.columns[frame.columns.duplicated()][0]
             raise DataError(f"`data` has two columns of the name `{twice}`. Rename one.")
-        for key, column in (("client", client), ("group", group)):
-            if column not in (None, *frame.columns):
-                hint = did_you_mean(str(column), frame.columns)
-                raise DataError(f"`data` has no column `{column}`, which `{key}` names.{hint}")
         owners = None
         if client is not None:
+            _check_column(client, frame.columns, "client")
             ids = frame.pop(client).to_numpy(dtype=object)
             owners = labels_of.as_texts(ids, f"`data`, column `{client}`", "client")
         cells = {} if frame.empty else frame.iloc[0].to_dict()
@@ -317,10 +306,8 @@ class Data:
             if label is None:  # a table's label is its last column
                 frame = frame[[*(name for name in columns if name != target), target]]
             return cls.from_frame(frame, label=label, client=client, **arguments)
-        for key, column in (("label", target), ("client", client)):
-            if column not in (None, *columns):
-                hint = did_you_mean(str(column), columns)
-                raise DataError(f"`data` has no column `{column}`, which `{key}` names.{hint}")
+        for key, column in {"label": target, "client": client or target}.items():
+            _check_column(column, columns, key)
 
         def pairs_of(rows: Any) -> Iterable[Any]:
             for k in range(0, len(rows), BLOCK):
@@ -357,9 +344,7 @@ class Data:
                 labels.append(label.reshape(()) if label.size == 1 else label)
                 if k == 0 and samples[0].ndim == 3:
                     layout = _layout_of(pair[0])
-            ragged = None if padding is None else tokens.padded(samples, padding, "`data`")
-            x = _array(samples, "`data`, samples") if ragged is None else ragged
-            arrays |= {f"{part}_images": x, f"{part}_labels": _array(labels, "`data`, labels")}
+            arrays |= _pair(samples, labels, padding, part)
         return cls.from_arrays(arrays, **({"layout": layout} | keys))
 
     @classmethod
@@ -377,7 +362,8 @@ class Data:
         read = loaders.read(value, "`data`")
         keys = {"layout": "channels_first"} if read.arrays["train_images"].ndim == 4 else {}
         found = cls.from_arrays(read.arrays, **(keys | arguments))
-        return cls._of(read.added_to(found.dataset), by_client="train_groups" in read.arrays)
+        by_client = "train_groups" in read.arrays
+        return cls._of(replace(found.dataset, **read.about), by_client=by_client)
 
     def section(self) -> dict[str, Any]:
         """Return the keys of the section `data` that stand for this object."""
@@ -425,11 +411,18 @@ def _pair(x: Any, y: Any, padding: int | None, part: str) -> Arrays:
     if y is None and isinstance(x, tuple | list) and len(x) == 2:
         x, y = x
     if y is None:
-        raise DataError("`data` are samples without labels. Give a pair: fl.Data(x, y).")
+        raise DataError("`data` are samples without labels. Give a pair (samples, labels).")
     _check_order(x, y, "`y`")
     if padding is not None and isinstance(x, list):
         x = tokens.padded(x, padding, "`data`")
     return {f"{part}_images": x, f"{part}_labels": y}
+
+
+def _check_column(column: str, columns: Iterable[str], key: str) -> None:
+    """Raise a DataError if there is no such column."""
+    if column not in columns:
+        hint = did_you_mean(column, columns)
+        raise DataError(f"`data` has no column `{column}`, which `{key}` names.{hint}")
 
 
 def _in_order(classes: Any) -> list[Any]:
@@ -465,14 +458,11 @@ def _check_order(x: Any, other: Any, what: str) -> None:
 
     Samples and labels belong together by position, as everywhere but in pandas.
     """
-    import pandas as pd
-
     x = x[0] if isinstance(x, tuple | list) and x else x
-    if (
-        all(isinstance(one, pd.DataFrame | pd.Series) for one in (x, other))
-        and not x.index.equals(other.index)
-        and x.index.sort_values().equals(other.index.sort_values())
-    ):
+    one, two = getattr(x, "index", None), getattr(other, "index", None)
+    if not hasattr(one, "sort_values") or not hasattr(two, "sort_values") or one.equals(two):
+        return
+    if one.sort_values().equals(two.sort_values()):
         raise DataError(
             f"{what} has the rows of `x` in another order, by their indices. Bring both to one"
             " order, such as by y.loc[x.index]; or reset both indices if the positions are right."

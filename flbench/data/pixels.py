@@ -1,8 +1,10 @@
-"""Ranges of images, which show their units."""
+"""Samples that are put together: their shapes, types and, of images, their ranges of values."""
 
 from typing import Any, Final
 
 from numpy.typing import NDArray
+
+from flbench.core.errors import DataError
 
 SCALES: Final = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))  # ranges in which images are stored
 FAR: Final = 100  # images whose largest values differ by this factor have other units
@@ -37,3 +39,18 @@ def has_other_units(found: tuple[float, float], known: tuple[float, float]) -> b
             break
     size, other = (max(abs(low), abs(high)) for low, high in (found, known))
     return size > 0 and other > 0 and not 1 / FAR <= size / other <= FAR
+
+
+def check_alike(first: NDArray[Any], x: NDArray[Any], what: str, known: str) -> None:
+    """Raise a DataError if samples differ from known ones in shape, type or units."""
+    found = [(list(one.shape[1:]), str(one.dtype)) for one in (x, first)]
+    ranges = [range_of(one) if one.ndim == 4 and len(one) else (0.0, 0.0) for one in (x, first)]
+    if found[0] != found[1] or has_other_units(*ranges):
+        here, there = (
+            f"the shape {shape} in {dtype} with values in [{low:g}, {high:g}]"
+            for (shape, dtype), (low, high) in zip(found, ranges, strict=True)
+        )
+        raise DataError(
+            f"{what} has {here}, and {known} has {there}. Bring all samples to one shape, type and"
+            " range of values."
+        )

@@ -148,7 +148,7 @@ def transformed(
         ConfigError: The function raises an exception, returns something else than samples and
             classes of the same shapes, or returns others in a second call.
     """
-    function, classes_of_all = partition.transform, len(dataset.classes)
+    function, count = partition.transform, len(dataset.classes)
     assert function is not None
     x, classes, sha = dataset.x.copy(), dataset.y.copy(), hashlib.sha256()
     cure = "It must be a function transform(x, y, client, rng) that returns x and y."
@@ -162,15 +162,13 @@ def transformed(
                 found.append((np.asarray(new), np.asarray(labels)))
         (new, labels), (other, others) = found
         is_like = new.shape == (len(rows), *x.shape[1:]) and labels.shape == (len(rows),)
-        if not is_like or (x.dtype == np.uint8 and new.dtype != np.uint8):
+        is_pixels = x.dtype != np.uint8 or new.dtype == np.uint8
+        are_classes = labels.dtype.kind in "iu" and ((labels >= 0) & (labels < count)).all()
+        if not (is_like and is_pixels and are_classes):
             raise ConfigError(
-                f"{whose} must keep the shapes {[len(rows), *x.shape[1:]]} and {[len(rows)]}, and"
-                f" the type uint8 of pixels; it returns {list(new.shape)} {new.dtype} and"
-                f" {list(labels.shape)}."
-            )
-        if labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < classes_of_all)).all():
-            raise ConfigError(
-                f"{whose} must return classes, whole numbers in [0, {classes_of_all})."
+                f"{whose} must keep the shapes {[len(rows), *x.shape[1:]]} and {[len(rows)]}, the"
+                f" type uint8 of pixels, and classes in [0, {count}); it returns {list(new.shape)}"
+                f" {new.dtype} and {list(labels.shape)} {labels.dtype}."
             )
         is_same = np.array_equal(new, other, equal_nan=new.dtype.kind == "f")
         if not (is_same and np.array_equal(labels, others)):

@@ -232,14 +232,7 @@ def _checked(dataset: Dataset, where: Path | str, config: DataConfig) -> Dataset
             raise DataError(
                 f"`data.{key}` is for {kind}, and {where} has {dataset.kind}. Leave it out."
             )
-    if dataset.kind == "tokens":
-        dataset = tokens.complete(dataset, config.padding, str(where))
-    labels.check_lengths(dataset.group_names, "client", where)
-    notes = labels.notes_on_names(dataset.classes, "class")
-    notes += labels.notes_on_names(dataset.group_names, "client")
-    for column, words in zip(dataset.columns, dataset.words, strict=False):
-        notes += labels.notes_on_names(words, "word", f" of the column `{column}`")
-    return replace(dataset, notes=(*dataset.notes, *notes))
+    return tokens.complete(dataset, config.padding, str(where))
 
 
 @cache  # scikit-learn parses a text file, which takes longer than the rest of a small experiment

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
 from flbench.core.wording import listed
-from flbench.data.dataset import PARTS, Dataset
+from flbench.data.dataset import Dataset
 from flbench.data.partition import ClientParts
 from flbench.data.schemes import Indices
 
@@ -30,7 +30,6 @@ def encode_words(
     if not any(dataset.words):
         return x, np.arange(x.shape[1]), np.full(x.shape[1], -1), []
     train = np.concatenate(partition.parts["train"])
-    others = np.concatenate([rows for part in PARTS[1:] for rows in partition.parts[part]])
     none = np.array([-1])
     words = [  # positions of the words in training parts; -1 for a column of numbers
         np.unique(x[train, k][~np.isnan(x[train, k])]).astype(np.int64) if given else none
@@ -47,23 +46,13 @@ def encode_words(
         values = x[:, k]
         is_word = np.where(np.isnan(values), values, values == position)
         encoded[:, place] = values if position < 0 else is_word
-    unseen = sum(
-        int((~np.isnan(x[others, k]) & ~np.isin(x[others, k], found)).sum())
-        for k, found in enumerate(words)
-        if found is not none
-    )
     found = [
-        (f"`{dataset.columns[k]}` ({len(one)})") for k, one in enumerate(words) if one is not none
+        f"`{dataset.columns[k]}` ({len(one)})" for k, one in enumerate(words) if one is not none
     ]
     notes = [
         "data: columns of words became columns of 0 and 1, one for each word in the training parts"
         f" of all clients: {listed(found, MOST_SHOWN)}."
     ]
-    if unseen:
-        notes.append(
-            f"data: {unseen} values of validation and test parts are words of no training part;"
-            " they are 0 in all columns of their words."
-        )
     return encoded, source, word, notes
 
 
@@ -77,8 +66,7 @@ def impute(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
     """Fill missing values of tables with the column's mean over the client's training part.
 
-    If that part has no value in a column, the mean of the other clients' means is used, and a note
-    says so, because the client alone could not compute it.
+    If that part has no value in a column, the mean of the other clients' means is used.
 
     Args:
         x: Samples [n, columns], NaN where a value is missing.
@@ -106,15 +94,11 @@ def impute(
         missing += int(gaps[:, first].sum())
         x[rows] = np.where(gaps, filled[client], x[rows])
     notes = []
-    if missing:
+    if missing or not known.all():
         notes.append(
             f"data: {missing} missing values were filled with the mean of the client's training"
-            " part."
-        )
-    if (~known).any() and not by_client:
-        notes.append(
-            "data: where a client's training part has no value in a column, the mean over the other"
-            f" clients was used ({int((~known[:, first]).sum())} times)."
+            f" part, or with {'0' if by_client else 'the mean over the other clients'} where that"
+            f" part has no value in a column ({int((~known[:, first]).sum())} times)."
         )
     return x, np.concatenate([filled, overall[None]]).astype(np.float32), notes
 

@@ -12,7 +12,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from math import isfinite, nan
 from pathlib import Path
@@ -71,25 +71,6 @@ SOURCE: Final = re.compile(
 """Names of columns of what several rows come from."""
 
 
-@dataclass(frozen=True)
-class Places:
-    """What error messages call the rows of several tables.
-
-    Attributes:
-        tables: Name of each table.
-        ends: Number of rows of all tables up to each of them.
-    """
-
-    tables: Sequence[str]
-    ends: NDArray[np.int64]
-
-    def of(self, row: int, column: str) -> str:
-        """Return the table, the row below the names of the columns, and the column."""
-        k = int(np.searchsorted(self.ends, row, side="right"))
-        below = row - (int(self.ends[k - 1]) if k else 0) + 1
-        return f"{self.tables[k]}, row {below} below the names, column `{shortened(column, 60)}`"
-
-
 def is_table(name: str) -> bool:
     """Return whether the name of a file has the suffix of a table."""
     return name.lower().endswith(SUFFIXES)
@@ -124,11 +105,8 @@ def read(
     entries = [entry for entry in folder.names if is_table(entry)]
     frames = {folder.place(entry): _frame(folder, entry, texts) for entry in entries}
     for place, frame in frames.items():
-        _check_names(list(frame.columns), place)
         filled = np.flatnonzero(frame.notna().any(axis="columns"))
-        frames[place] = frame[: filled[-1] + 1 if len(filled) else 0]  # spreadsheets add rows
-        if not len(filled):
-            raise DataError(f"{place} has no rows below its header. Add rows, or remove the file.")
+        frames[place] = frame[: filled[-1] + 1]  # spreadsheets add rows
     dataset = from_frames(frames, str(folder.path), name, label, drop, group, key="data.drop")
     notes = (*folder.left_out(entries, f"tables are {', '.join(SUFFIXES)} files"), *dataset.notes)
     return replace(dataset, group_names=client_names(entries), notes=notes)
@@ -166,19 +144,16 @@ def from_frames(
             why = f"`{key}` leaves out." if column in drop else f"{where} lacks.{hint}"
             raise DataError(f"`{used}` names the column `{shortened(column, 60)}`, which {why}")
     features = [column for column in table.columns if column not in (target, group)]
-    if target is not None and target == group:
-        raise DataError(f"`data.group` names the column `{group}`, which has the label.")
-    if target is None or not features:
+    if target is None or target == group or not features:
         raise DataError(
-            f"{where}: the tables have no column besides the label `{target}`. Add features."
+            f"{where}: the tables need a label, here `{target}`, and features beside it and"
+            f" data.group={group}, and their columns are {', '.join(table.columns)}."
         )
-    sizes = [len(frame) for frame in frames.values()]
-    places = Places(list(frames), np.cumsum(sizes))
-    names, y = _classes(table[target], target, label, places, where)
+    names, y = _classes(table[target], label, where)
     x = np.empty((len(y), len(features)), dtype=np.float32)
     words = []
     for k, feature in enumerate(features):
-        x[:, k], found = _numbers(table[feature], feature, places)
+        x[:, k], found = _numbers(table[feature])
         words.append(found)
     free = [one for k, one in enumerate(features) if words[k] and _is_free(x[:, k], words[k])]
     if free:
@@ -194,12 +169,12 @@ def from_frames(
         y,
         names,
         train=len(y),
-        groups=np.repeat(np.arange(len(frames)), sizes),
+        groups=np.repeat(np.arange(len(frames)), [*map(len, frames.values())]),
         group_names=tuple(frames),
         columns=tuple(features),
         words=tuple(words),
         dropped=tuple(drop),
-        notes=_notes(table[features], places, key, has_group=group is not None),
+        notes=_notes(table[features], key, has_group=group is not None),
     )
     if group is None:
         return dataset
@@ -236,15 +211,15 @@ def features_of(
                 f"{where} has {count or 'no'} column `{column}`; the model takes"
                 f" {', '.join(columns)}, each once.{hint} Fields of a column may be empty."
             )
-    places = Places([where], np.array([len(frame)]))
+    table = _joined({where: frame[[*columns]]}, where, None, (), "")
     x = np.empty((len(frame), len(columns)), dtype=np.float32)
     for k, (column, known) in enumerate(zip(columns, words, strict=True)):
         if known:
-            codes, texts = _texts(frame[column])
+            codes, texts = _texts(table[column])
             position = {word: place for place, word in enumerate(known)} | {"": nan}
             x[:, k] = np.array([*(position.get(text, -1) for text in texts), nan])[codes]
             continue
-        x[:, k], others = _numbers(frame[column], column, places)
+        x[:, k], others = _numbers(table[column])
         if others:
             raise DataError(
                 f"{where}, column `{column}`: {shortened(others[0], 60)!r} is not a number."
@@ -280,7 +255,8 @@ def _frame(
         why = str(error).strip()
         raise DataError(f"{where} cannot be read as a table ({why}). Correct it.") from error
     frame.columns = pd.Index([str(column).strip() for column in frame.columns])
-    if frame.empty:
+    _check_names(list(frame.columns), where)
+    if not frame.notna().any(axis=None):
         raise DataError(f"{where} has no rows below its header. Add rows, or remove the file.")
     return frame
 
@@ -373,35 +349,35 @@ def _joined(
         raise DataError(
             f"`{key}` names the column `{shortened(unknown[0], 60)}`, which {where} lacks.{hint}"
         )
-    tables: list[pd.DataFrame] = []
+    tables: dict[str, pd.DataFrame] = {}
     header: list[str] = []
-    for table, whole in frames.items():
-        frame = whole.loc[:, ~whole.columns.isin(drop)] if drop else whole
-        columns = list(frame.columns)
+    for table, frame in frames.items():
+        kept = tables[table] = frame.loc[:, ~frame.columns.isin(drop)].reset_index(drop=True)
+        columns = list(kept.columns)
         header = header or columns
-        if not columns:
-            raise DataError(f"`{key}` leaves out all columns of {table}. Leave out fewer.")
         if unnamed := [k for k, column in enumerate(columns, 1) if UNNAMED.fullmatch(column)]:
             raise DataError(
                 f"{table}: column {unnamed[0]} of {len(columns)} has no name, as an index that was"
                 " saved with the table (pandas: index=False), or a separator at the end of the"
                 " lines. Name or remove it."
             )
-        if not frame.columns.is_unique:
-            twice = frame.columns[frame.columns.duplicated()][0]
-            raise DataError(f"{table} has two columns `{twice}`. Rename or remove one.")
-        if sorted(columns) != sorted(header):
+        if sorted(columns) != sorted({*header}):
             raise DataError(
-                f"{table} has the columns {columns}, but others have {header}. Use the same columns"
-                f" in all tables, or leave out by {key} those that are not in all of them."
+                f"{table} has the columns {columns}, and others have {header}. Use the same columns"
+                f" in all tables, each once, or leave out by {key} those that not all have."
             )
-        if label is None and columns[-1] != header[-1]:
+        if label is None and columns and columns[-1] != header[-1]:
             raise DataError(
                 f"{table} has the last column `{columns[-1]}`, and others `{header[-1]}`, so it is"
                 " not clear which one has the label. Set data.label to its column."
             )
-        tables.append(frame)
-    return tables[0] if len(tables) == 1 else pd.concat(tables)
+    return pd.concat(tables)
+
+
+def _place(column: "pd.Series[Any]", row: int) -> str:
+    """Return the table, the row below the names of the columns, and the column, for errors."""
+    table, number = column.index[row]
+    return f"{table}, row {number + 1} below the names, column `{shortened(str(column.name), 60)}`"
 
 
 def _target(columns: Sequence[str], label: str | None) -> str | None:
@@ -432,55 +408,51 @@ def _number(text: str) -> float | None:
 
 
 def _classes(
-    column: "pd.Series[Any]", target: str, label: str | None, places: Places, where: str
+    column: "pd.Series[Any]", label: str | None, where: str
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the names of the classes, and the class [n] of each row."""
     codes, texts = _texts(column)
-    lacking = np.array([*(not text for text in texts), True])
-    if lacking[codes].any():
+    lacking = np.array([*(not text for text in texts), True])[codes]
+    if lacking.any():
         raise DataError(
-            f"{places.of(int(np.flatnonzero(lacking[codes])[0]), target)} has no label. Remove the"
-            " row; or, if this is the name of a class, rename it."
+            f"{_place(column, int(np.argmax(lacking)))} has no label. Remove the row; or, if this"
+            " is the name of a class, rename it."
         )
-    if label is not None and label != target:
-        texts = _ruled(texts, codes, label, target, places)
-    names, (numbers,) = number_texts({target: texts}, where)
+    if label is not None and label != column.name:
+        texts = _ruled(texts, codes, label, column)
+    names, (numbers,) = number_texts({str(column.name): texts}, where)
     if len(names) < 2 or (len(names) > CONTINUOUS and 2 * len(names) > len(codes)):
         raise DataError(
-            f"{where}: the label `{target}` has {len(names)} value(s) in {len(codes)} rows, too few"
-            " or too many for classes; classification needs at least two. Set data.label to another"
-            " column or to a rule (`num > 0`)."
+            f"{where}: the label `{column.name}` has {len(names)} value(s) in {len(codes)} rows,"
+            " too few or too many for classes; classification needs at least two. Set data.label to"
+            " another column or to a rule (`num > 0`)."
         )
     return names, numbers[codes]
 
 
 def _ruled(
-    texts: Sequence[str], codes: NDArray[np.int64], label: str, target: str, places: Places
+    texts: Sequence[str], codes: NDArray[np.int64], label: str, column: "pd.Series[Any]"
 ) -> list[str]:
     """Return "1" or "0" for each value of a label, as a rule such as `num > 0` says."""
     rule = RULE.fullmatch(label)
     bound = rule["bound"].strip() if rule else ""
     if rule is None or not NUMBER.fullmatch(bound) or not isfinite(float(bound)):
         raise DataError(
-            f"`data.label` compares the column `{target}` with `{shortened(bound, 60)}`, which is"
-            " not a finite number. A rule looks like `num > 0`."
+            f"`data.label` compares the column `{column.name}` with `{shortened(bound, 60)}`, which"
+            " is not a finite number. A rule looks like `num > 0`."
         )
-    found = []
-    for k, text in enumerate(texts):
-        value = _number(text)
-        if value is None or not isfinite(value):
-            row = int(np.flatnonzero(codes == k)[0])
-            raise DataError(
-                f"{places.of(row, target)}: the label {shortened(text, 60)!r} is not a finite"
-                f" number, so the rule `{label}` cannot be applied. Correct it."
-            )
-        found.append(str(int(SIGNS[rule["sign"]](value, float(bound)))))
-    return found
+    values = [_number(text) for text in texts]
+    wrong = np.array([value is None or not isfinite(value) for value in values])[codes]
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{_place(column, row)}: the label {shortened(texts[codes[row]], 60)!r} is not a finite"
+            f" number, so the rule `{label}` cannot be applied. Correct it."
+        )
+    return [str(int(SIGNS[rule["sign"]](value or 0.0, float(bound)))) for value in values]
 
 
-def _numbers(
-    column: "pd.Series[Any]", name: str, places: Places
-) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+def _numbers(column: "pd.Series[Any]") -> tuple[NDArray[np.float64], tuple[str, ...]]:
     """Return a column as numbers [n], and its sorted words.
 
     A column of words has the position of the word; NaN is a missing value.
@@ -493,14 +465,14 @@ def _numbers(
         values = [_number(text) if text else nan for text in texts]
         words = sorted({text for text, value in zip(texts, values, strict=True) if value is None})
         if words:
-            _check_words(codes, texts, values, name, places)
+            _check_words(codes, texts, values, column)
             position = dict(zip(words, map(float, range(len(words))), strict=True))
             values = [position.get(text, nan) for text in texts]
         x = np.array([*values, nan], dtype=np.float64)[codes]
     if (wrong := np.abs(x) > LARGEST).any():
-        row = int(np.flatnonzero(wrong)[0])
+        row = int(np.argmax(wrong))
         raise DataError(
-            f"{places.of(row, name)}: {x[row]:g} is not a finite number that float32 can represent."
+            f"{_place(column, row)}: {x[row]:g} is not a finite number that float32 can represent."
             " Replace it."
         )
     return x, tuple(words)
@@ -510,8 +482,7 @@ def _check_words(
     codes: NDArray[np.int64],
     texts: Sequence[str],
     values: Sequence[float | None],
-    name: str,
-    places: Places,
+    column: "pd.Series[Any]",
 ) -> None:
     """Raise a DataError if words are numbers in another form, or lie beside numbers.
 
@@ -519,24 +490,18 @@ def _check_words(
         codes: Position [n] of each row's text; -1 for none.
         texts: The different texts of the column.
         values: Number of each text; None for a word.
-        name: Name of the column.
-        places: Names of the rows.
+        column: The column.
     """
     words = np.array([*(value is None for value in values), False])
     formatted = words & np.array([*map(bool, map(FORMATTED.fullmatch, texts)), False])
-    if 2 * int(formatted[codes].sum()) > int(words[codes].sum()):
-        row = int(np.flatnonzero(formatted[codes])[0])
+    are_numbers = 2 * int(formatted[codes].sum()) > int(words[codes].sum())
+    if are_numbers or any(value is not None and value == value for value in values):
+        row = int(np.argmax((formatted if are_numbers else words)[codes]))
         raise DataError(
-            f"{places.of(row, name)}: {texts[codes[row]]!r} is a number as a spreadsheet shows it."
-            " Write decimal points, and no separators of thousands, percent signs or currencies"
-            " (format `General` in a spreadsheet); or, if these are categories, add a letter."
-        )
-    if any(value is not None and value == value for value in values):
-        row = int(np.flatnonzero(words[codes])[0])
-        raise DataError(
-            f"{places.of(row, name)}: {shortened(texts[codes[row]], 60)!r} is not a number, but"
-            " other rows have numbers. Write numbers alone, or words alone (categories); leave the"
-            " field empty if a value is missing."
+            f"{_place(column, row)}: {shortened(texts[codes[row]], 60)!r} is not a number, and"
+            " other fields are, or look like numbers of a spreadsheet. Write decimal points, and no"
+            " separators of thousands, percent signs or currencies; leave a field empty if its"
+            " value is missing; or, if these are categories, write words alone."
         )
 
 
@@ -547,20 +512,15 @@ def _is_free(x: NDArray[np.float32], words: Sequence[str]) -> bool:
     return len(words) == len(x) > 1 or len(words) > MAX_WORDS or is_sparse
 
 
-def _notes(table: "pd.DataFrame", places: Places, key: str, *, has_group: bool) -> tuple[str, ...]:
+def _notes(table: "pd.DataFrame", key: str, *, has_group: bool) -> tuple[str, ...]:
     """Return notes on columns that number the rows, or say what several rows come from."""
     notes: tuple[str, ...] = ()
-    numbers = [
-        column
-        for column in table
-        if table[column].dtype.kind in "iu" and not table[column].isna().any()
-    ]
-    found = [one for one in numbers if _numbers_rows(table[one].to_numpy(), places.ends, str(one))]
+    found = [f"`{column}`" for column in table if _counts_rows(table[column])]
     if found:
         notes += (
-            f"data: {', '.join(f'`{one}`' for one in found)} counts or identifies the rows, and"
-            " the net gets it as a feature: where rows are sorted by class or client, the net"
-            f" predicts classes from it. Leave it out by {key} unless it is a measurement.",
+            f"data: {', '.join(found)} counts or identifies the rows, and the net gets it as a"
+            " feature: where rows are sorted by class or client, the net predicts classes from it."
+            f" Leave it out by {key} unless it is a measurement.",
         )
     sources = [
         column
@@ -578,19 +538,18 @@ def _notes(table: "pd.DataFrame", places: Places, key: str, *, has_group: bool) 
     return notes
 
 
-def _numbers_rows(values: NDArray[Any], ends: NDArray[np.int64], name: str) -> bool:
+def _counts_rows(column: "pd.Series[Any]") -> bool:
     """Return whether whole numbers count the rows of all tables, or of each, in any order.
 
     In a column with the name of an identifier, they need not be consecutive.
     """
-    tables = [table for table in np.split(values, ends[:-1]) if len(table) > 1]
-    if len(values) < FEW_ROWS or not tables:
+    if column.dtype.kind not in "iu" or column.isna().any() or len(column) < FEW_ROWS:
         return False
-    if _are_consecutive(values) or all(map(_are_consecutive, tables)):
+    if ROW_ID.fullmatch(str(column.name)) and column.is_unique:
         return True
-    return ROW_ID.fullmatch(name) is not None and len(np.unique(values)) == len(values)
-
-
-def _are_consecutive(values: NDArray[Any]) -> bool:
-    spread = int(values.max()) - int(values.min()) + 1
-    return spread == len(values) == len(np.unique(values))
+    of_tables = [values for _, values in column.groupby(level=0)]
+    return any(
+        all(values.is_unique and values.max() - values.min() < len(values) for values in parts)
+        for parts in ([column], [values for values in of_tables if len(values) > 1])
+        if parts
+    )

@@ -8,7 +8,7 @@ training window.
 
 import unicodedata
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -49,42 +49,60 @@ def read(folder: Folder, name: str, config: TextConfig) -> Dataset:
             f" characters, and {least} are needed (data.text.window={config.window},"
             f" data.text.shortest={config.shortest}). Lower these keys, or add longer texts."
         )
-    notes = []
+    notes = folder.left_out(files, "texts are .txt files")
     if len(kept) < len(files):
-        notes.append(
+        notes += (
             f"data: {len(files) - len(kept):,} of {len(files):,} texts have fewer than {least:,}"
-            " characters and are left out."
+            " characters and are left out.",
         )
-    if config.vocabulary == "leaf":
-        characters = LEAF
-    else:
-        characters = "".join(sorted(set().union(*(texts[k] for k in kept))))
+    characters = vocabulary_of([texts[k] for k in kept], config.vocabulary)
     counts = [1 + (len(texts[k]) - config.window - 1) // config.stride for k in kept]
-    size = np.uint8 if len(characters) <= 256 else np.int32
-    if sum(counts) * config.window * np.dtype(size).itemsize > MAX_BYTES:
+    if (size := sum(counts) * config.window) > MAX_BYTES:
         raise DataError(
-            f"{folder.path}: {sum(counts):,} windows of {config.window} characters take more than"
-            f" {MAX_BYTES // 2**30} GiB. Raise data.text.stride, now {config.stride}."
+            f"{folder.path}: {sum(counts):,} windows of {config.window} characters take"
+            f" {size / 2**30:.0f} GiB; the limit is 16. Raise data.text.stride={config.stride}."
         )
     windows = [  # views, which are copied once
         sliding_window_view(
-            numbers_of(texts[k], characters, folder.place(files[k])).astype(size), config.window + 1
+            numbers_of(texts[k], characters, folder.place(files[k])), config.window + 1
         )[:: config.stride]
         for k in kept
     ]
-    return Dataset(
+    return of_windows(
         name,
-        np.concatenate([one[:, :-1] for one in windows]),
-        np.concatenate([one[:, -1] for one in windows]).astype(np.int64),
-        tuple(map(character_name, characters)),
-        train=sum(counts),
+        np.concatenate(windows),
+        characters,
+        starts=np.concatenate([config.stride * np.arange(count) for count in counts]),
         groups=np.repeat(np.arange(len(kept)), counts),
         group_names=client_names([files[k] for k in kept]),
-        notes=(*folder.left_out(files, "texts are .txt files"), *notes),
+        notes=notes,
+    )
+
+
+def vocabulary_of(texts: Sequence[str], vocabulary: str) -> str:
+    """Return the characters of `data.text.vocabulary`: those of LEAF, or of the texts, sorted."""
+    return LEAF if vocabulary == "leaf" else "".join(sorted(set().union(*texts)))
+
+
+def of_windows(name: str, windows: NDArray[Any], characters: str, **about: Any) -> Dataset:
+    """Return the data set of windows [n, L + 1], of which the last character is the label.
+
+    Args:
+        name: Name of the data set.
+        windows: Positions of the characters in the vocabulary.
+        characters: The vocabulary.
+        **about: Further fields of the data set.
+    """
+    return Dataset(
+        name,
+        windows[:, :-1].copy(),
+        windows[:, -1].astype(np.int64),
+        tuple(map(character_name, characters)),
+        train=len(windows),
         vocabulary=len(characters),
         tokens=tuple(characters),
-        starts=np.concatenate([config.stride * np.arange(count) for count in counts]),
-        span=config.window + 1,
+        span=windows.shape[1],
+        **about,
     )
 
 
@@ -115,13 +133,8 @@ def decoded(content: bytes, where: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def numbers_of(text: str, characters: Sequence[str], where: str) -> NDArray[np.int64]:
-    """Return the position of each character of a text in a vocabulary, [n].
-
-    Args:
-        text: The text.
-        characters: The vocabulary.
-        where: What the text is, as the beginning of an error message.
+def numbers_of(text: str, characters: Sequence[str], where: str) -> NDArray[Any]:
+    """Return the position of each character of a text in a vocabulary, [n], in the smallest type.
 
     Raises:
         DataError: A character is not in the vocabulary.
@@ -138,8 +151,7 @@ def numbers_of(text: str, characters: Sequence[str], where: str) -> NDArray[np.i
             f" the text) is not one of the {len(known)} of the vocabulary. Replace it; or, for data"
             " to train on, set data.text.vocabulary=texts."
         )
-    found: NDArray[np.int64] = order[places]
-    return found
+    return order[places].astype(np.uint8 if len(known) <= 256 else np.int32)
 
 
 def character_name(character: str) -> str:

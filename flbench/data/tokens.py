@@ -16,37 +16,33 @@ STORED: Final = (np.uint8, np.int16, np.int32)
 
 
 def complete(dataset: Dataset, padding: int | None, where: str) -> Dataset:
-    """Return a data set of tokens with its vocabulary and padding, in the smallest type.
+    """Return a data set, if it is one of tokens with its vocabulary, in the smallest type.
 
     Args:
-        dataset: A data set of tokens. `vocabulary` is 0 if the data do not name it: it then has the
-            ids up to the largest token.
+        dataset: A data set. If `vocabulary` is 0, it has the ids up to the largest token.
         padding: `data.padding`: id of padding; None for that of the data set, if it has one.
         where: What the data are, as the beginning of an error message.
 
     Raises:
         DataError: A token or the padding is not in the vocabulary; the message names the sample.
     """
+    if dataset.kind != "tokens":
+        return dataset
     padding = dataset.padding if padding is None else padding
     x, given = dataset.x, dataset.vocabulary
-    if not x[:1].size:
-        raise DataError(f"{where}: the sequences of tokens have no token. Save at least one each.")
     size = given or 1 + max(int(x.max()), -1 if padding is None else padding)
     if padding is not None and not 0 <= padding < size:
         raise DataError(
             f"`data.padding={padding}` is not a token id of {where}, whose vocabulary has the ids"
             f" 0 to {size - 1}. Give the id that fills up shorter sequences."
         )
-    limit = min(size, MAX_VOCABULARY)
-    wrong = (x < 0) | (x >= limit)
+    wrong = (x < 0) | (x >= min(size, MAX_VOCABULARY))
     if wrong.any():
         row, place = (int(k) for k in np.argwhere(wrong)[0])
-        origin = "" if given else " (without `vocabulary`, the ids end at the largest token)"
         raise DataError(
             f"{where}: row {row} (counted from 0) has the token {int(x[row, place])} at position"
-            f" {place}, outside of the vocabulary with the ids 0 to {limit - 1}{origin}. Replace"
-            " the token, for example by an id for unknown words, or give the right vocabulary; if"
-            " the numbers are measurements, set data.kind=table."
+            f" {place}, and `vocabulary` has the ids 0 to {min(size, MAX_VOCABULARY) - 1}. Replace"
+            " the token, or give the right vocabulary; measurements need data.kind=table."
         )
     stored = next(kind for kind in STORED if size - 1 <= np.iinfo(kind).max)
     return replace(dataset, x=x.astype(stored, copy=False), vocabulary=size, padding=padding)

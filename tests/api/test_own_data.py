@@ -10,9 +10,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import flbench as fl
 from flbench.cli.app import main
-from flbench.config.schema import DataConfig
-from flbench.core.parts import offered
-from flbench.data import npz_files, sources, tables
+from flbench.data import npz_files, tables
 from flbench.data.folders import Folder
 from flbench.data.partition_files import data_hash
 from tests.api import own_parts
@@ -188,7 +186,7 @@ ROWS = pd.DataFrame({"c": [*"rrss"], "b": [0.5, 1.5, 2.5, 3.5], "a": [0, 1, 0, 1
 FRAME = pd.DataFrame({0: list("aabb") * 3, 1: np.linspace(0, 1, 12), 2: [0, 1, 2] * 4})
 WRONG = [
     ("labels", lambda: fl.Data(X)),
-    ("300 .*5 ", lambda: fl.Data(X, Y[:5])),
+    ("300 .* 5", lambda: fl.Data(X, Y[:5])),
     ("'images'", lambda: fl.Data({"images": X})),
     ("samples.*shape", lambda: fl.Data(Pairs([(X[0], 0), (X[0, :4], 1)]))),
     ("item 0", lambda: fl.Data(Pairs([X[0], X[1]]))),
@@ -201,7 +199,7 @@ WRONG = [
     ("`classes`", lambda: fl.Data(X[:2], [0, 1], classes={"a", "b"})),
     ("`classes`", lambda: fl.Data(X[:2], [0, 1], classes="ab")),
     ("class 0", lambda: fl.Data(X[:2], [0, 1], classes={1: "a", 2: "b"})),
-    ("groups.*2, 2", lambda: fl.Data(X[:2], [0, 1], clients=[("a", 1), ("b", 2)])),
+    ("groups.* 4 ", lambda: fl.Data(X[:2], [0, 1], clients=[("a", 1), ("b", 2)])),
     ("label.*`c`", lambda: fl.Data(ROWS, label="c", client="c")),
     ("`c`", lambda: fl.Data(pd.DataFrame({"a": [1], "b": [0]}), client="c")),
     ("`train`", lambda: fl.Data({"other": HuggingFace({"x": [1]})})),
@@ -249,8 +247,8 @@ FLOATS, FOUR = X[:4] / 255, [0, 1, 0, 1]
     [
         ("client `a`", {"a": (X[:3], FOUR), "b": (X[:4], FOUR[:3])}),
         ("client `b`", {"a": (X[:4], FOUR), "b": (X[:0], [])}),
-        ("client `b`", {"a": (X[:4], FOUR), "b": (X[:4, :2], FOUR)}),
-        ("client `b`", {"a": (X[:4], FOUR), "b": (X[:4], np.eye(4))}),
+        ("shapes", {"a": (X[:4], FOUR), "b": (X[:4, :2], FOUR)}),
+        ("shapes", {"a": (X[:4], FOUR), "b": (X[:4], np.eye(4))}),
         ("client `b`", {"a": (X[:4], FOUR), "b": (FLOATS, FOUR)}),
         ("client `b`", {"a": (FLOATS, FOUR), "b": (255 * FLOATS, FOUR)}),
         ("client `b`", {"a": (X[:4], FOUR), "b": X[:4]}),
@@ -369,14 +367,6 @@ def test_rows_of_pandas_belong_together_by_position_where_their_indices_differ()
 
     for labels in (y, y.reset_index(drop=True).set_axis([*"abcd"])):
         assert data_hash(fl.Data(x, labels).dataset) == data_hash(expected)
-
-
-@pytest.mark.parametrize(("one", "other"), [("x", "x "), ("\u00fc", "u\u0308")])
-def test_a_note_names_clients_and_classes_that_look_the_same(one, other):
-    data = fl.Data(X[:6], ["a", "b"] * 3, clients=[one, other, "z"] * 2)
-    with offered({"data": data}):
-        notes = sources.load(DataConfig(source="object")).notes
-    assert any("look the same" in note and ascii(other) in note for note in notes)
 
 
 def test_tensors_that_require_gradients_and_unmasked_arrays_are_plain_arrays():

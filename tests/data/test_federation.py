@@ -144,7 +144,6 @@ def test_normalization_by_client_is_that_of_its_own_training_part():
             found = made.inputs(rows, torch.float32)
             np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-5)
         assert not made.inputs(np.concatenate(parts), torch.float32).isnan().any()
-    assert any("fewer than 10" in note and "1 clients, such as 2" in note for note in made.notes)
 
     other = data.x.copy()
     other[groups != 0] *= 3
@@ -327,7 +326,6 @@ def test_words_are_those_of_training_parts_and_others_are_zero():
 
     assert made.shape == (2,)
     assert made.x[:, 0].tolist() == [float(code == 0) for code in codes]
-    assert any(f"{len(unseen)} values of validation and test" in note for note in made.notes)
     codes[parts["train"][1][0]] = 1
     assert encoded(codes, groups, ("blue", "red")).shape == (3,)
 

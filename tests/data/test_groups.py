@@ -133,8 +133,8 @@ def test_column_that_looks_like_patients_is_noted_unless_it_is_given(hospitals):
     ("keys", "said"),
     [
         ({"group": "patiennt"}, "Did you mean `patient`"),
-        ({"group": "ill", "label": "ill"}, "which has the label"),
-        ({"group": "ill", "label": "ill > 0"}, "which has the label"),
+        ({"group": "ill", "label": "ill"}, "data.group=ill"),
+        ({"group": "ill", "label": "ill > 0"}, "data.group=ill"),
         ({"group": "one"}, "column `one`"),
     ],
 )
