@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError
 from flbench.data.dataset import Dataset
 from flbench.data.folders import Folder
@@ -28,7 +29,7 @@ def is_har(folder: Folder) -> bool:
     return any(map(SIGNAL.fullmatch, folder.names))
 
 
-def read(folder: Folder, name: str) -> Dataset:
+def read(folder: Folder, config: DataConfig) -> Dataset:
     """Read the windows of all persons: series of the signals in the order of their names.
 
     Raises:
@@ -36,7 +37,7 @@ def read(folder: Folder, name: str) -> Dataset:
     """
     found = [match for match in map(SIGNAL.fullmatch, folder.names) if match]
     top, signals = found[0]["top"], sorted({match["signal"] for match in found})
-    x, labels, persons = [], [], []
+    x, labels, persons = list[NDArray[Any]](), list[NDArray[Any]](), list[NDArray[Any]]()
     for part in sorted({match["part"] for match in found}, reverse=True):  # train, then test
         files = [f"Inertial Signals/{signal}_{part}.txt" for signal in signals]
         windows = [_numbers(folder, f"{top}{part}/{file}", np.float32, 2) for file in files]
@@ -56,7 +57,7 @@ def read(folder: Folder, name: str) -> Dataset:
         words = folder.read(entry).decode("utf-8", "replace").split()
         names = dict(zip(words[::2], words[1::2], strict=False))  # `1 WALKING`
     return Dataset(
-        name,
+        config.title,
         np.concatenate(x),
         y.astype(np.int64),
         tuple(names.get(str(number), str(number)) for number in numbers),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from flbench.config.schema import DataConfig
 from flbench.core import files
 from flbench.core.errors import DataError
 from flbench.data import labels
@@ -43,22 +44,16 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def read(
-    folder: Folder, name: str, *, by_client: bool = False, size: Size | None = None
-) -> Dataset:
+def read(folder: Folder, config: DataConfig) -> Dataset:
     """Read all images of a folder, from the cache if they were decoded before.
-
-    Args:
-        folder: The folder or .zip file.
-        name: Name of the data set.
-        by_client: Whether the folders above the class folders are natural clients, `CLIENT/CLASS/*`
-            (`data.client=folder`).
-        size: Height and width that images are resized to; None if all have one size.
 
     Raises:
         DataError: The folder has another layout, an image cannot be decoded, or images differ in
             size.
     """
+    by_client, size = config.client is not None, config.image_size
+    if config.client not in (None, "folder"):
+        raise DataError(f"`data.client` of the images in {folder.path} must be `folder`.")
     parted = not by_client and has_parts(folder)
     if parted:
         entries = sorted(_parts(folder), key=lambda entry: (entry[0] != "train", *entry[1:]))
@@ -81,7 +76,7 @@ def read(
     parts = [part for part, _, _ in entries]  # or the clients
     clients, groups = np.unique(parts, return_inverse=True)
     return Dataset(
-        name,
+        config.title,
         x,
         np.array([classes.index(names[label]) for _, label, _ in entries], dtype=np.int64),
         tuple(classes),

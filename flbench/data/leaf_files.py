@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError
 from flbench.data import labels as labels_of
 from flbench.data.dataset import Dataset
@@ -27,13 +28,8 @@ def is_leaf_file(entry: str) -> bool:
     return entry.lower().endswith(".json")
 
 
-def read(folder: Folder, name: str, vocabulary: str) -> Dataset:
+def read(folder: Folder, config: DataConfig) -> Dataset:
     """Read the samples of all users; each is a natural client.
-
-    Args:
-        folder: The folder or .zip file.
-        name: Name of the data set.
-        vocabulary: `data.text.vocabulary`: characters of the texts, `texts` or `leaf`.
 
     Raises:
         DataError: A file is not of this form; the message names the file.
@@ -62,7 +58,7 @@ def read(folder: Folder, name: str, vocabulary: str) -> Dataset:
             "notes": folder.left_out(files, "LEAF's files are .json"),
         }
         if x and all(isinstance(one, str) for one in (*x, *y)):
-            return _of_texts(name, x, y, vocabulary, where, about)
+            return _of_texts(config, x, y, where, about)
         numbers: NDArray[Any] = np.array(x, dtype=np.float32)
         if numbers.ndim != 2 or not numbers.size or not np.isfinite(numbers).all():
             raise ValueError("samples must be lists of equally many finite numbers, or texts")
@@ -77,18 +73,18 @@ def read(folder: Folder, name: str, vocabulary: str) -> Dataset:
     if side > 1 and side * side == numbers.shape[1]:
         numbers = numbers.reshape(-1, 1, side, side)
     names, (classes,) = labels_of.number_classes({"y": np.array(y)}, where)
-    return Dataset(name, numbers, classes, names, train=len(y), **about)
+    return Dataset(config.title, numbers, classes, names, train=len(y), **about)
 
 
 def _of_texts(
-    name: str, x: list[str], y: list[str], vocabulary: str, where: str, about: dict[str, Any]
+    config: DataConfig, x: list[str], y: list[str], where: str, about: dict[str, Any]
 ) -> Dataset:
     """Return the data set of texts and the character after each."""
     length, groups = len(x[0]), about["groups"]
     if {*map(len, x)} != {length} or {*map(len, y)} != {1} or not length:
         raise ValueError("texts must have one length, and labels one character")
     whole = "".join(map("".join, zip(x, y, strict=True)))
-    characters = vocabulary_of([whole], vocabulary)
+    characters = vocabulary_of([whole], config.text.vocabulary)
     windows = numbers_of(whole, characters, where).reshape(len(x), length + 1)
     # LEAF's samples begin at every character of a text: then each is the one before without its
     # first character and with its label.
@@ -96,4 +92,4 @@ def _of_texts(
     starts = np.concatenate([[0], np.cumsum(np.where(follows, 1, length + 1))])
     first = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
     starts -= np.repeat(starts[first], np.diff([*first, len(x)]))
-    return of_windows(name, windows, characters, starts=starts.astype(np.int64), **about)
+    return of_windows(config.title, windows, characters, starts=starts.astype(np.int64), **about)

@@ -13,12 +13,12 @@ these.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flbench.config.schema import DataConfig
 from flbench.core import files
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data import labels as labels_of
@@ -36,28 +36,13 @@ AXES: Final = {
 """Numbers of axes of each kind of samples, and what they are."""
 
 
-def read(
-    path: Path,
-    name: str,
-    layout: str = "auto",
-    kind: str = "auto",
-    renamed: Mapping[str, str] = MappingProxyType({}),
-    group: str | None = None,
-) -> Dataset:
+def read(path: Path, config: DataConfig) -> Dataset:
     """Read a data set from an NPZ file. Pickled objects are refused, not loaded.
-
-    Args:
-        path: The file.
-        name: Name of the data set.
-        layout: `data.layout`: `channels_last`, `channels_first` or `auto`.
-        kind: `data.kind`: what the samples are, or `auto`.
-        renamed: Name of an array in the file by the name that it stands for.
-        group: Array of what several samples come from; see `Dataset.blocks`.
 
     Raises:
         DataError: The file is damaged, has another layout, or would unpack to more than 16 GiB.
     """
-    arrays = read_arrays(path)
+    arrays, renamed, group = read_arrays(path), config.arrays.renamed(), config.group
     for key, found in (*(("arrays", one) for one in renamed.values()), ("group", group)):
         if found is not None and found not in arrays:
             raise DataError(
@@ -67,7 +52,7 @@ def read(
     blocks = arrays[group] if group else None
     others = {key: array for key, array in arrays.items() if key not in renamed.values()}
     arrays = others | {wanted: arrays[found] for wanted, found in renamed.items()}
-    dataset = from_arrays(arrays, path, name, layout, kind, owned=True)
+    dataset = from_arrays(arrays, path, config.title, config.layout, config.kind, owned=True)
     if not group or blocks is None:
         return dataset
     return labels_of.with_blocks(dataset, blocks, group, f"{path}: `{group}`")

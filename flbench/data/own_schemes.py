@@ -108,16 +108,17 @@ def _check(
             f"{what} must return the positions of {clients} clients (partition.clients), got"
             f" {len(rows)}. Correct the function, or set `partition.clients`."
         )
-    owner = np.full(pool, -1)
+    taken = np.zeros(pool, dtype=bool)
     for client, mine in enumerate(rows):
         is_whole = mine.ndim == 1 and (mine.dtype.kind in "iu" or not mine.size)
-        if not is_whole or not ((mine >= 0) & (mine < pool)).all():
-            wrong = f"positions that are not whole numbers in [0, {pool}), those of the pool"
-        elif len(mine) < config.min_samples:
+        if is_whole and len(mine) < config.min_samples:
             wrong = f"{len(mine)} samples, fewer than `partition.min_samples`={config.min_samples}"
-        elif len(np.unique(mine)) < len(mine) or (mine.size and (owner[mine] >= 0).any()):
-            wrong = "a position more than once, or one of another client"
-        else:
-            owner[mine.astype(np.int64)] = client
-            continue
-        raise ConfigError(f"{what}: client {client} has {wrong}. Correct the function.")
+            raise ConfigError(f"{what}: client {client} has {wrong}. Correct the function.")
+        is_right = is_whole and bool(((mine >= 0) & (mine < pool)).all())
+        mine = mine.astype(np.int64) if is_right else mine
+        if not is_right or len(np.unique(mine)) < len(mine) or taken[mine].any():
+            raise ConfigError(
+                f"{what}: client {client} must have different whole numbers in [0, {pool}), the"
+                " positions in the pool of samples that no other client has. Correct the function."
+            )
+        taken[mine] = True

@@ -118,14 +118,10 @@ def load(path: Path, dataset: Dataset) -> ClientParts:
         about = json.loads(files.read_text(beside))
         labels, clients, names = about["labels"], about["clients"], about["client_names"]
         if about.get("transformed") is not None:
-            raise DataError(
-                f"the partition {path} is of a scheme that transforms samples, and a saved"
-                " partition has their rows alone. Name the scheme again (`partition.scheme`)."
-            )
+            raise ValueError("its scheme transforms samples: name it again in partition.scheme")
         if labels != label_hash(dataset):
-            raise DataError(
-                f"the partition {path} was made for other labels (data set `{about['dataset']}`)"
-                f" than those of `{dataset.name}`. Use that data set, or another partition."
+            raise ValueError(
+                f"it was made for other labels, those of the data set `{about['dataset']}`"
             )
         arrays = read_arrays(path)
         index, client, part = (
@@ -144,7 +140,7 @@ def load(path: Path, dataset: Dataset) -> ClientParts:
             raise ValueError("the rows do not have the hash of the description")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(
-            f"{path} and {beside.name} beside it are no saved partition ({error}). Save one with"
-            " `flbench data --out FILE.npz`."
+            f"{path} and {beside.name} beside it are no saved partition of `{dataset.name}`"
+            f" ({error}). Save one with `flbench data --out FILE.npz`."
         ) from error
     return partition

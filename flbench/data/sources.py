@@ -89,9 +89,7 @@ def load(config: DataConfig) -> Dataset:
 
 def candidates(config: DataConfig) -> list[Path]:
     """Return the paths at which a data set is searched, in this order."""
-    return [
-        config.root / name for name in (f"{config.name}.npz", f"{config.name}.zip", config.name)
-    ]
+    return [config.root / f"{config.name}{suffix}" for suffix in (".npz", ".zip", "")]
 
 
 def read_file(path: Path, config: DataConfig) -> Dataset:
@@ -108,34 +106,14 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
     from flbench.data import har_files, images, leaf_files, npz_files, tables, text_files
     from flbench.data.folders import Folder
 
-    name, label, drop, group = config.title, config.label, config.drop, config.group
     if path.suffix == ".npz":
         _check_keys(config, NPZ, path)
-        renamed = config.arrays.renamed()
-        found = npz_files.read(path, name, config.layout, config.kind, renamed, group)
-        return _checked(found, path, config)
+        return _checked(npz_files.read(path, config), path, config)
+    readers = {TABLES: tables, HAR: har_files, LEAF: leaf_files, TEXTS: text_files, IMAGES: images}
     folder = Folder(path)
     kind = _format(folder)
     _check_keys(config, kind, path)
-    if kind == TABLES:
-        found = tables.read(folder, name, label, drop, group)
-        if folder.names == [path.name] and path.is_file():  # one file names no clients
-            found = replace(found, groups=None, group_names=())
-    elif kind == HAR:
-        found = har_files.read(folder, name)
-    elif kind == LEAF:
-        found = leaf_files.read(folder, name, config.text.vocabulary)
-    elif kind == TEXTS:
-        found = text_files.read(folder, name, config.text)
-    else:
-        if config.client not in (None, "folder"):
-            raise DataError(
-                f"`data.client={config.client}` is for {HUB}, and {path} has images. Set"
-                " data.client=folder."
-            )
-        by_client = config.client is not None
-        found = images.read(folder, name, by_client=by_client, size=config.image_size)
-    return _checked(found, path, config)
+    return _checked(readers[kind].read(folder, config), path, config)
 
 
 def _format(folder: "Folder") -> str:

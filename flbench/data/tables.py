@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.data.dataset import Dataset
 from flbench.data.folders import Folder, client_names
@@ -76,28 +77,15 @@ def is_table(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def read(
-    folder: Folder,
-    name: str,
-    label: str | None,
-    drop: Sequence[str] = (),
-    group: str | None = None,
-) -> Dataset:
-    """Read the tables of all clients, in the order of their file names.
+def read(folder: Folder, config: DataConfig) -> Dataset:
+    """Read the tables of all clients, in the order of their file names; one file has no clients.
 
     All rows belong to the train part: there is no common test set.
-
-    Args:
-        folder: The folder, .zip file or single table.
-        name: Name of the data set.
-        label: Column of the label, or a rule on a column; None for the last column that is left.
-        drop: Columns that are left out, whatever they contain. At least one table has each of them.
-        group: Column of what several rows come from, such as a patient, which is no feature; see
-            `Dataset.blocks`.
 
     Raises:
         DataError: A table cannot be used; the message names file, row and column.
     """
+    label, drop, group = config.label, config.drop, config.group
 
     def texts(header: list[str]) -> list[str | None]:
         return [group, _target([one for one in header if one not in (*drop, group)], label)]
@@ -107,8 +95,11 @@ def read(
     for place, frame in frames.items():
         filled = np.flatnonzero(frame.notna().any(axis="columns"))
         frames[place] = frame[: filled[-1] + 1]  # spreadsheets add rows
-    dataset = from_frames(frames, str(folder.path), name, label, drop, group, key="data.drop")
+    where = str(folder.path)
+    dataset = from_frames(frames, where, config.title, label, drop, group, key="data.drop")
     notes = (*folder.left_out(entries, f"tables are {', '.join(SUFFIXES)} files"), *dataset.notes)
+    if folder.names == [folder.path.name] and folder.path.is_file():
+        return replace(dataset, groups=None, group_names=(), notes=notes)
     return replace(dataset, group_names=client_names(entries), notes=notes)
 
 
@@ -128,9 +119,10 @@ def from_frames(
         frames: A table for each client, by what error messages call it.
         where: What error messages call all of them.
         name: Name of the data set.
-        label: See `read`.
-        drop: See `read`.
-        group: See `read`.
+        label: Column of the label, or a rule on a column; None for the last column that is left.
+        drop: Columns that are left out, whatever they contain. At least one table has each of them.
+        group: Column of what several rows come from, such as a patient, which is no feature; see
+            `Dataset.blocks`.
         key: What error messages call `drop`.
 
     Raises:

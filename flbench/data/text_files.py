@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from flbench.config.schema import TextConfig
+from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError
 from flbench.data.dataset import Dataset
 from flbench.data.folders import Folder, client_names
@@ -25,29 +25,25 @@ NAMES: Final = {"\n": "newline", " ": "space", "\t": "tab"}
 MAX_BYTES: Final = 16 * 2**30
 
 
-def read(folder: Folder, name: str, config: TextConfig) -> Dataset:
+def read(folder: Folder, config: DataConfig) -> Dataset:
     """Read the texts of all clients, in the order of their file names.
 
     All windows belong to the train part: there is no common test set.
-
-    Args:
-        folder: The folder or .zip file.
-        name: Name of the data set.
-        config: Section `data.text`.
 
     Raises:
         DataError: A file is not UTF-8 text, has a character that is not in the vocabulary, or no
             text is long enough.
     """
+    keys = config.text
     files = [entry for entry in folder.names if is_text_file(entry)]
     texts = [decoded(folder.read(entry), folder.place(entry)) for entry in files]
-    least = max(config.window + 1, config.shortest or 0)
+    least = max(keys.window + 1, keys.shortest or 0)
     kept = [k for k, text in enumerate(texts) if len(text) >= least]
     if not kept:
         raise DataError(
             f"{folder.path}: the longest of {len(files)} texts has {max(map(len, texts))}"
-            f" characters, and {least} are needed (data.text.window={config.window},"
-            f" data.text.shortest={config.shortest}). Lower these keys, or add longer texts."
+            f" characters, and {least} are needed (data.text.window={keys.window},"
+            f" data.text.shortest={keys.shortest}). Lower these keys, or add longer texts."
         )
     notes = folder.left_out(files, "texts are .txt files")
     if len(kept) < len(files):
@@ -55,24 +51,24 @@ def read(folder: Folder, name: str, config: TextConfig) -> Dataset:
             f"data: {len(files) - len(kept):,} of {len(files):,} texts have fewer than {least:,}"
             " characters and are left out.",
         )
-    characters = vocabulary_of([texts[k] for k in kept], config.vocabulary)
-    counts = [1 + (len(texts[k]) - config.window - 1) // config.stride for k in kept]
-    if (size := sum(counts) * config.window) > MAX_BYTES:
+    characters = vocabulary_of([texts[k] for k in kept], keys.vocabulary)
+    counts = [1 + (len(texts[k]) - keys.window - 1) // keys.stride for k in kept]
+    if (size := sum(counts) * keys.window) > MAX_BYTES:
         raise DataError(
-            f"{folder.path}: {sum(counts):,} windows of {config.window} characters take"
-            f" {size / 2**30:.0f} GiB; the limit is 16. Raise data.text.stride={config.stride}."
+            f"{folder.path}: {sum(counts):,} windows of {keys.window} characters take"
+            f" {size / 2**30:.0f} GiB; the limit is 16. Raise data.text.stride={keys.stride}."
         )
     windows = [  # views, which are copied once
         sliding_window_view(
-            numbers_of(texts[k], characters, folder.place(files[k])), config.window + 1
-        )[:: config.stride]
+            numbers_of(texts[k], characters, folder.place(files[k])), keys.window + 1
+        )[:: keys.stride]
         for k in kept
     ]
     return of_windows(
-        name,
+        config.title,
         np.concatenate(windows),
         characters,
-        starts=np.concatenate([config.stride * np.arange(count) for count in counts]),
+        starts=np.concatenate([keys.stride * np.arange(count) for count in counts]),
         groups=np.repeat(np.arange(len(kept)), counts),
         group_names=client_names([files[k] for k in kept]),
         notes=notes,
@@ -151,7 +147,7 @@ def numbers_of(text: str, characters: Sequence[str], where: str) -> NDArray[Any]
             f" the text) is not one of the {len(known)} of the vocabulary. Replace it; or, for data"
             " to train on, set data.text.vocabulary=texts."
         )
-    return order[places].astype(np.uint8 if len(known) <= 256 else np.int32)
+    return np.asarray(order[places], dtype=np.uint8 if len(known) <= 256 else np.int32)
 
 
 def character_name(character: str) -> str:

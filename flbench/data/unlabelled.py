@@ -97,9 +97,9 @@ def read(
         file = str(path if entry == path.name and path.is_file() else path / entry)
         if layout.kind == "table":
             x = tables.features_of(folder, entry, layout.columns, layout.words)
-            found.append(Unlabelled(file, range(len(x)), x))
         else:
-            found.append(Unlabelled(file, None, _image(folder, entry, layout)))
+            x = _image(folder, entry, layout)
+        found.append(Unlabelled(file, range(len(x)) if layout.kind == "table" else None, x))
     return found
 
 
@@ -139,27 +139,20 @@ def as_stored(x: Any, layout: Layout, where: str) -> NDArray[Any]:
 
 def _check_values(x: NDArray[Any], layout: Layout, where: str) -> None:
     """Raise a DataError if samples have another type or range than those of the data set."""
-    if layout.kind == "images" and (x.dtype == np.uint8) != layout.is_pixels:
-        wanted = "whole numbers (uint8)" if layout.is_pixels else "floating point"
-        within = "" if layout.range is None else f" in [{layout.range[0]:g}, {layout.range[1]:g}]"
-        raise DataError(
-            f"{where}: the samples have the type {x.dtype}, but the data set has images in"
-            f" {wanted}{within}. Give them in these units: the model normalizes them."
-        )
-    if layout.kind == "table" and (rows := np.flatnonzero(np.isinf(x).any(axis=1))).size:
-        raise DataError(f"{where}: sample {rows[0]} (counted from 0) has an infinite value.")
-    known = (0, layout.vocabulary - 1) if layout.kind == "tokens" else layout.range
-    if known is None or not x.size:
-        return
-    found = pixels.range_of(x)
+    found, known = pixels.range_of(x) if x.size else (0.0, 0.0), layout.range
+    is_wrong = layout.kind == "images" and (x.dtype == np.uint8) != layout.is_pixels
     if layout.kind == "tokens":
-        is_wrong = found[0] < 0 or found[1] > known[1]
-    else:
-        is_wrong = found[1] > known[1] if layout.is_pixels else pixels.has_other_units(found, known)
-    if is_wrong:
+        known = (0, layout.vocabulary - 1)
+    if layout.kind == "tokens" or layout.is_pixels:
+        is_wrong |= known is not None and (found[0] < known[0] or found[1] > known[1])
+    elif known is not None:
+        is_wrong |= pixels.has_other_units(found, known)
+    if is_wrong or (layout.kind == "table" and np.isinf(x).any()):
+        units = "" if known is None else f" in [{known[0]:g}, {known[1]:g}]"
+        kind = "uint8" if layout.is_pixels else "tokens" if layout.kind == "tokens" else "floats"
         raise DataError(
-            f"{where}: the samples have values in [{found[0]:g}, {found[1]:g}], but the data set"
-            f" has values in [{known[0]:g}, {known[1]:g}]. Give them in these units."
+            f"{where}: the samples are {x.dtype} in [{found[0]:g}, {found[1]:g}], and those of the"
+            f" data set are {kind}{units}. Give them in these units: the model normalizes them."
         )
 
 

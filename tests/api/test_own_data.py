@@ -10,6 +10,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import flbench as fl
 from flbench.cli.app import main
+from flbench.config.schema import DataConfig
 from flbench.data import npz_files, tables
 from flbench.data.folders import Folder
 from flbench.data.partition_files import data_hash
@@ -90,7 +91,7 @@ def test_arrays_are_the_npz_file_of_the_same_arrays(tmp_path):
     assert by_object.digest == by_file.digest
     assert by_object.partition.hash == by_file.partition.hash
     assert by_object.config.data.source == "object"
-    assert by_object.config.data.sha256 == data_hash(npz_files.read(path, "data"))
+    assert by_object.config.data.sha256 == data_hash(npz_files.read(path, DataConfig(path=path)))
 
 
 @pytest.mark.parametrize("kind", ["tensors", "dict", "dataset", "images"])
@@ -158,7 +159,7 @@ def test_frame_is_the_csv_files_of_the_same_tables(tmp_path):
     )
     for site, part in frame.groupby("site"):
         part.drop(columns="site").to_csv(tmp_path / f"{site}.csv", index=False)
-    expected = tables.read(Folder(tmp_path), "data", "sick")
+    expected = tables.read(Folder(tmp_path), DataConfig(label="sick"))
     found = fl.Data(frame, label="sick", client="site").dataset
 
     assert data_hash(found) == data_hash(expected)

@@ -49,7 +49,7 @@ def test_an_npz_file_of_one_part_is_held_once(tmp_path, kind):
     file = tmp_path / "made.npz"
     np.savez(file, train_images=dataset.x, train_labels=dataset.y)
 
-    read, peak = peak_of(lambda: npz_files.read(file, "made", "channels_first"))
+    read, peak = peak_of(lambda: npz_files.read(file, DataConfig(layout="channels_first")))
 
     assert np.array_equal(read.x, dataset.x)
     assert peak < 1.3 * dataset.x.nbytes
@@ -67,7 +67,7 @@ def test_an_npz_file_of_two_parts_is_held_twice_at_most(tmp_path):
         test_labels=dataset.y[half:],
     )
 
-    read, peak = peak_of(lambda: npz_files.read(file, "made", "channels_first"))
+    read, peak = peak_of(lambda: npz_files.read(file, DataConfig(layout="channels_first")))
 
     assert np.array_equal(read.x, dataset.x)
     assert read.train == half
