@@ -248,7 +248,7 @@ class Campaign:
             address = changed["engine.address"].value if "engine.address" in changed else None
             # Nothing that has begun is refused afterwards.
             again = replace(self, force=self.force or design.methods == before.methods)
-            made = again.prepared(design, named_by, address)
+            made = again.prepared(design, named_by, address=address)
             prepare.check_existing(made, folder)
             left = list(folder.unfinished(made.cells))
             if design != before:
