@@ -3,7 +3,7 @@
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -217,6 +217,7 @@ class Campaign:
         methods: Sequence[LabelledLayer],
         layers: Sequence[Layer],
         seeds: int | None,
+        only: Collection[str] | None = None,
     ) -> Ending:
         """Carry out what is left of a comparison, and what is added to it.
 
@@ -225,6 +226,7 @@ class Campaign:
             methods: Methods that are added.
             layers: Layers of values of keys that may change.
             seeds: Number of repetitions; None for as many as before.
+            only: Labels of the methods whose cells are trained; None for all.
 
         Raises:
             UserError: The path is not the folder of a comparison, or a key must not change.
@@ -250,9 +252,11 @@ class Campaign:
             again = replace(self, force=self.force or design.methods == before.methods)
             made = again.prepared(design, named_by, address=address)
             prepare.check_existing(made, folder)
-            left = list(folder.unfinished(made.cells))
             if design != before:
                 folder.save(design, made.cells, made.repeated, **about)
+            if only is not None:
+                made = replace(made, cells=tuple(one for one in made.cells if one.method in only))
+            left = list(folder.unfinished(made.cells))
             if left:
                 begun = [(folder.run_folder(cell) / "config.yaml").is_file() for cell in left]
                 new = [cell for cell, is_begun in zip(left, begun, strict=True) if not is_begun]

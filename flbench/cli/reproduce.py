@@ -61,7 +61,7 @@ def reproduce(
     notes: list[str] = []
     failures: list[str] = []
     listed: dict[str, list[str]] = {}
-    for place in asked.places():
+    for place in asked.places:
         data = as_data([place.base]).data
         if not (download or data.path or catalogue.is_available(data)):
             notes.append(
@@ -114,25 +114,25 @@ def train(
     path = measure.comparison_of(place, folder)
     campaign = campaigns.Campaign(Caller(shown=shown), jobs=jobs)
     # The other methods need the confusable classes of the finished runs of the reference.
-    for group in [[place.reference], labels] if place.reference else [labels]:
+    rest = [label for label in labels if label != place.reference]
+    for group in [[place.reference], rest] if place.reference and rest else [labels]:
         design = place.design(group, seeds, path)
         if path is None:
             ending = campaign.start(design, out=folder, command=["flbench", *sys.argv[1:]])
             path = ending.path
         else:
             before, _ = read_design(path)
-            known = {one.label: one.layer for one in before.methods}
-            for label in group:
-                if label in known and not measure.is_same(place, label, known[label]):
-                    raise UserError(
-                        f"{path} has `{label}` with other keys. Give the same ones, or another"
-                        " --out."
-                    )
-            more = [one for one in design.methods if one.label not in known]
-            total = max(seeds, before.seeds)
+            names = {measure.label_of(place, one): one.label for one in before.methods}
+            more = [one for one in design.methods if one.label not in names]
+            if taken := {one.label for one in more} & {one.label for one in before.methods}:
+                raise UserError(
+                    f"{path} has `{min(taken)}` with other keys. Give the same ones, or another"
+                    " --out."
+                )
             mine = [place.base.where(lambda key: key.startswith(CHANGEABLE_ON_RESUME))]
-            ending = campaign.carry_on(path, more, mine, total)
-        failures = [*ending.failures]  # the last call has tried again what failed in the one before
+            only = {names.get(label, label) for label in group}
+            ending = campaign.carry_on(path, more, mine, max(seeds, before.seeds), only)
+        failures += ending.failures
     return failures
 
 

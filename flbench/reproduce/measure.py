@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from flbench.analysis.statistics import sample_std
+from flbench.comparison.design import LabelledLayer
 from flbench.comparison.folder import MARKER, read_cells, read_design
 from flbench.config.sources import Layer
 from flbench.core.errors import DataError
@@ -75,10 +76,19 @@ def _key(base: Layer) -> dict[str, str]:
     return {key: str(given.value) for key, given in base.items() if not is_free(key)}
 
 
-def is_same(place: Place, label: str, layer: Layer) -> bool:
-    """Return whether a method of a comparison has the keys that it has in a place now."""
-    mine = place.methods.get(label)
-    return mine is not None and _key(mine) == _key(layer)
+def label_of(place: Place, method: LabelledLayer, *, exact: bool = True) -> str | None:
+    """Return the label in a place of a method of a comparison; None if it has none.
+
+    Args:
+        place: The place.
+        method: The method, which may have got another label before.
+        exact: Whether its keys must be those that it would have now; otherwise the label is enough.
+    """
+    key = _key(method.layer)
+    equal = [label for label, layer in place.methods.items() if _key(layer) == key]
+    if method.label in equal or (not exact and method.label in place.methods):
+        return method.label
+    return next(iter(equal), None)
 
 
 def measured(
@@ -104,13 +114,14 @@ def measured(
         path = comparison_of(place, folder)
         if path is None:
             continue
-        known = {one.label: one.layer for one in read_design(path)[0].methods}
+        methods = read_design(path)[0].methods
+        labels = {one.label: label_of(place, one, exact=exact) for one in methods}
         failed = read_failures(path)
         for entry in read_cells(path):
             run = path / "cells" / entry.name
-            if exact and not is_same(place, entry.method, known[entry.method]):
+            if (label := labels[entry.method]) is None:
                 continue
-            row = (k, entry.method)
+            row = (k, label)
             if reading.is_finished(run):
                 try:
                     stored = reading.read(run)

@@ -383,7 +383,7 @@ class Place:
     Attributes:
         dataset: The paper's name of the data set.
         base: What all methods of the comparison share.
-        methods: The methods by their labels, with what each one sets.
+        methods: The methods of all tables by their labels, with what each one sets.
         rows: Labels of the methods by table, row and column of their cells.
         reference: Label of the method whose runs determine the confusable classes; None for none.
         changed: Keys that the user has changed: the paper's value and the one here.
@@ -413,18 +413,17 @@ class Place:
             seeds: Number of repetitions.
             comparison: Folder of the comparison, with the finished runs of the reference.
         """
-        methods = []
-        for label, layer in self.methods.items():
+        classes, methods = "own", []
+        if self.reference is not None and comparison is not None:
+            [cell] = self.design([self.reference], 1).cells()
+            name = cell.name.removesuffix(str(cell.config.seed)) + "{seed}"
+            classes = str(comparison.absolute() / "cells" / name)
+        for label in (one for one in self.methods if one in labels):
+            layer = self.methods[label]
             if self.reference is not None:
-                classes = "own"
-                if comparison is not None and label != self.reference:
-                    [cell, *_] = self.design([self.reference], 1).cells()
-                    name = cell.name.removesuffix(str(cell.config.seed)) + "{seed}"
-                    classes = str(comparison.absolute() / "cells" / name)
-                known = from_values({"evaluation.confusable": classes}, "flbench reproduce")
-                layer = merge([layer, known])
-            if label in labels:
-                methods.append(LabelledLayer.of(label, layer, own=True))
+                known = {"evaluation.confusable": "own" if label == self.reference else classes}
+                layer = merge([layer, from_values(known, "flbench reproduce")])
+            methods.append(LabelledLayer.of(label, layer, own=True))
         return Design(base=self.base, methods=tuple(methods), seeds=seeds)
 
 
@@ -444,23 +443,23 @@ def places(
         ConfigError: A key of the user is of no method of the tables, or is wrong.
     """
     paper = load(name)
-    measurable = [cell for number in tables for cell in cells(paper, number) if not cell.reason]
-    only, data = dataset, {}
+    every = [cell for number in paper.tables for cell in cells(paper, number) if not cell.reason]
+    measurable = [cell for number in tables for cell in every if cell.table == number]
+    sets = dict.fromkeys(str(cell.dataset) for cell in measurable)
+    only, data = None, {}
     if dataset is None and "data.path" in given:  # a file is one data set: it stands for the first
-        only = next((str(cell.dataset) for cell in measurable), None)
+        only = next(iter(sets), None)
     elif dataset is not None:
-        sets = dict.fromkeys(str(cell.dataset) for cell in measurable)
         names_of = {one: {_plain(one), _plain(paper.datasets[one].name)} for one in sets}
         only = next((one for one in sets if _plain(dataset) in names_of[one]), None)
         if only is None:
             only, data = next(iter(sets), None), {"data.name": dataset}
-    algos = {str(cell.own["algorithm.name"]) for cell in measurable}
-    fields = {one: _keys(ALGORITHMS.find(one).Config.model_fields) for one in algos}
-    every = {key for keys in fields.values() for key in keys}
-    for key in (one for one in given if one.startswith(SECTION) and one not in every):
+    keys = {one: _keys(one) for one in {str(cell.own["algorithm.name"]) for cell in every}}
+    known = {key for cell in measurable for key in keys[cell.own["algorithm.name"]]}
+    for key in (one for one in given if one.startswith(SECTION) and one not in known):
         raise ConfigError(
             f"`{key}` ({given[key].origin}) is a key of none of the methods of these tables."
-            f"{did_you_mean(key, every)} `--algo` chooses methods."
+            f"{did_you_mean(key, known)} `--algo` chooses methods."
         )
     preset = from_file(FOLDER / "presets" / f"{name.casefold()}.yaml")
     shared = [layer.where(lambda key: not key.startswith(SECTION)) for layer in (preset, given)]
@@ -468,7 +467,7 @@ def places(
         k for k in (*given, *data) if not (is_free(k) or k.startswith(("seed", "evaluation.every")))
     ]
     found: dict[str, Place] = {}
-    for cell in measurable:
+    for cell in every:  # labels of methods are the same whichever tables are asked for
         if only not in (None, cell.dataset):
             continue
         values = {"data.name": paper.datasets[str(cell.dataset)].name, **cell.setting}
@@ -476,20 +475,22 @@ def places(
         base = merge([plain, from_values(data, "flbench reproduce"), shared[1]])
         key = json.dumps(base.tree, sort_keys=True, default=str)
         place = found.setdefault(key, Place(str(cell.dataset), base))
-        own = {*cell.own, *fields[cell.own["algorithm.name"]]}
         of_paper = from_values(cell.own, paper.name)
-        layer = merge([of_paper, given.where(own.__contains__)])
-        known = len(place.methods)
-        place.rows[cell.number] = label = place.label(cell, layer)
-        if len(place.methods) > known:
+        mine = {*cell.own, *keys[cell.own["algorithm.name"]]}
+        layer = merge([of_paper, given.where(mine.__contains__)])
+        label = place.label(cell, layer)
+        if cell.table not in tables:
+            continue
+        if label not in place.rows.values():
             trees = [as_data(one).tree() for one in ([plain, of_paper], [base, layer])]
             for key in changeable:
                 of, here = (value_at(t, key) if has_value(t, key) else None for t in trees)
                 if of != here:
                     place.changed.setdefault(key, (of, here))
+        place.rows[cell.number] = label
         if paper.tables[cell.table].confusable == cell.row:
             place.reference = label
-    return list(found.values())
+    return [place for place in found.values() if place.rows]
 
 
 def is_free(key: str) -> bool:
@@ -497,9 +498,11 @@ def is_free(key: str) -> bool:
     return key.startswith(FREE) and key != "engine.precision"
 
 
-def _keys(fields: Collection[str]) -> set[str]:
+def _keys(algo: str) -> set[str]:
     """Return the dotted keys of a method, without its name."""
-    return {f"{SECTION}{field}" for field in fields} - {f"{SECTION}name"}
+    return {f"{SECTION}{field}" for field in ALGORITHMS.find(algo).Config.model_fields} - {
+        f"{SECTION}name"
+    }
 
 
 def _plain(text: str) -> str:

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -26,10 +27,7 @@ UNITS: Final = {"percent": "%", "percent^2": "%^2"}
 """Symbols of units; other units are written as their names."""
 HEADER: Final = ("", "published", "measured", "difference", "seeds")
 CLAIM_HEADER: Final = ("claim", "claimed", "the paper's cells", "measured", "here")
-COLUMNS: Final = (
-    *("paper", "doi", "table", "row", "column", "dataset", "algorithm", "unit", "published"),
-    *("measured", "std", "seeds", "difference", "why"),
-)
+NOT_IN_CSV: Final = ["metric", "values", "at_least", "runs"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,9 @@ class PaperRequest:
                 )
         return list(dict.fromkeys(self.tables))
 
+    @cached_property
     def places(self) -> list[Place]:
-        """Return the places of the tables; see `paper.places`."""
+        """The places of the tables; see `paper.places`."""
         return places(self.paper, self.numbers, self.given, self.dataset)
 
     def labels(self, place: Place) -> list[str]:
@@ -148,7 +147,7 @@ class PaperReport:
     def _incomplete(self) -> list[str]:
         """Return a note for each data set with fewer samples than the setting asks for."""
         found = {}
-        for place in self.request.places():
+        for place in self.request.places:
             of_place = (line for line in self.lines if line.cell.number in place.rows)
             here = next((line.samples for line in of_place if line.samples is not None), None)
             partition = as_data([place.base]).partition
@@ -256,9 +255,9 @@ class PaperReport:
             "published": None if line.published is None else float(line.published),
             "measured": line.mean,
             "std": line.std,
+            "seeds": " ".join(map(str, line.values)),
             "difference": line.difference,
             "why": line.why or None,
-            "seeds": " ".join(map(str, line.values)),
             "values": {str(seed): value for seed, value in line.values.items()},
             "at_least": {str(seed): value for seed, value in line.at_least.items()},
             "runs": {str(seed): str(path) for seed, path in line.runs.items()},
@@ -270,7 +269,7 @@ class PaperReport:
         tree = self.tree()
         texts = {
             ".md": self.markdown(),
-            ".csv": pd.DataFrame(tree["cells"])[[*COLUMNS]].to_csv(index=False),
+            ".csv": pd.DataFrame(tree["cells"]).drop(columns=NOT_IN_CSV).to_csv(index=False),
             ".json": json.dumps(tree, indent=1, default=str) + "\n",
         }
         for ending, text in texts.items():
@@ -286,7 +285,7 @@ def make(request: PaperRequest, folder: Path, *, exact: bool = True) -> PaperRep
         folder: Folder of the comparisons.
         exact: Whether only runs count whose method has the keys that its row has now.
     """
-    paper, found = load(request.paper), request.places()
+    paper, found = load(request.paper), request.places
     sets = {place.dataset for place in found}
     asked = [
         cell

@@ -11,16 +11,18 @@ import yaml
 from pydantic import ValidationError
 
 from flbench.algorithms import ALGORITHMS, Setting
+from flbench.comparison.design import LabelledLayer
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, from_file, from_overrides, from_values
+from flbench.config.sources import Layer, from_file, from_overrides, from_values, merge
 from flbench.core.errors import ConfigError
 from flbench.data import known_sets
 from flbench.models.base import build, describe
-from flbench.reproduce import claims, paper
+from flbench.reproduce import claims, measure, paper
 from flbench.reproduce.paper import Paper, cells, load, places
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = paper.names()
+MU = {"algorithm.mu": 0.75}
 
 
 def settings(name, tables=None, given=None):
@@ -153,6 +155,31 @@ def test_statistics_of_one_run_are_printed_beside_each_other():
         assert by_row[row].number not in about.published
         assert place.rows[by_row[row].number] == "FedCPMD"
     assert about.published["7", "FedCPMD", "FMNIST"] == Decimal("97.803")
+
+
+@pytest.mark.parametrize(("name", "table"), [("fedcpmd", "15"), ("hfcd", "curves-cifar100")])
+def test_a_method_has_the_same_label_whichever_tables_are_asked_for(name, table):
+    def labels(tables):
+        return {n: one for place in places(name, tables, Layer()) for n, one in place.rows.items()}
+
+    every, alone = labels(load(name).tables), labels([table])
+
+    assert alone
+    assert {number: every[number] for number in alone} == alone
+
+
+def test_a_method_that_had_another_label_is_found_by_its_keys():
+    [place] = places("fedcpmd", ["7"], Layer(), "FMNIST")
+    layer = place.methods["FedProx"]
+    same, other = (
+        LabelledLayer.of("before", one) for one in (layer, merge([layer, from_values(MU, "me")]))
+    )
+
+    assert measure.label_of(place, same) == "FedProx"
+    assert measure.label_of(place, other) is None
+    other = other.model_copy(update={"label": "FedProx"})
+    assert measure.label_of(place, other) is None
+    assert measure.label_of(place, other, exact=False) == "FedProx"
 
 
 def test_dfedhps_tables_have_its_learning_rates_and_the_participation_of_its_baselines():

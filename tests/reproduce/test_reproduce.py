@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from flbench.cli import app
+from flbench.jobs import campaign
 from flbench.metrics.classes import confusable_classes, read_confusion
 from tests.support import REAL_DATA
 
@@ -243,6 +244,24 @@ def test_method_whose_trainings_all_fail_has_no_numbers(reproduce):
 
     assert code == 2
     assert "Traceback" not in err
+
+
+def test_further_seeds_wait_for_the_runs_of_the_reference(reproduce, tmp_path, monkeypatch):
+    at = TABLE.index("--seeds") + 1
+    code, _, err = reproduce(*TABLE[:at], "1", *TABLE[at + 1 :])
+    assert code == 0, err
+    trained, carry_out = [], campaign.carry_out
+
+    def recorded(cells, *given, **more):
+        trained.append({one.method for one in cells})
+        return carry_out(cells, *given, **more)
+
+    monkeypatch.setattr(campaign, "carry_out", recorded)
+    code, _, err = reproduce(*TABLE)
+
+    assert code == 0, err
+    assert trained == [{"FedAvg"}, {"HFCD share=full"}]
+    assert len([*tmp_path.glob("reproduce/hfcd/*/cells/*/summary.json")]) == 4
 
 
 @pytest.mark.real_data
