@@ -119,7 +119,7 @@ def reports(archive: Path, folder: Path) -> list[PaperReport]:
                 raise UserError(f"{archive} does not have the run `{cell.name}`.")
     made: dict[frozenset[Path], PaperReport] = {}
     for request, _ in asked:
-        for place in request.places():
+        for place in request.places:
             is_there = measure.comparison_of(place, folder) is not None
             if not is_there and as_data([place.base]).data.name not in ABSENT:
                 raise UserError(f"{archive} does not have the comparison on {place.dataset}.")
