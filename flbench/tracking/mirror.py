@@ -167,7 +167,6 @@ class Mirrors:
     def __init__(self, named_by: "NamedBy" = "user") -> None:
         self._named_by = named_by
         self._mirrors: list[Mirror] = []
-        self._not_started: list[str] = []
 
     def open(self, folder: Path, config: Config, warn: Callable[[str], object]) -> None:
         """Start the mirror of a run, after the run before it has finished.
@@ -189,11 +188,8 @@ class Mirrors:
         except (ConfigError, OSError) as error:  # for example no memory for another process
             if isinstance(error, ConfigError) and config.tracking.mlflow is True:
                 raise
-            warn(f"nothing is sent to MLflow: {error}")
-            self._not_started.append(
-                f"nothing of {folder} was sent to MLflow:"
-                f" flbench sync {in_shell(folder)} --uri ADDRESS"
-            )
+            cure = f"flbench sync {in_shell(folder)} --uri ADDRESS"
+            warn(f"nothing is sent to MLflow: {error} To send it later: {cure}")
             return
         if mirror is not None:
             self._mirrors.append(mirror)
@@ -211,7 +207,7 @@ class Mirrors:
             where everything is.
         """
         results = [mirror.finish(EXIT_SECONDS / (1 + k)) for k, mirror in enumerate(self._mirrors)]
-        missing = [*self._not_started, *filter(None, results)]
+        missing = [*filter(None, results)]
         if self._mirrors and not missing:
             return [f"MLflow at {self._mirrors[-1].uri} has the results: flbench ui shows them."]
         return missing

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from tests.servers.mlflow_server import Mlflow
 from tests.servers.nodes import Nodes
@@ -12,82 +11,35 @@ from tests.servers.proxy import Proxy
 from tests.servers.s3 import KEYS, S3
 
 
-class Installation(Protocol):
+@dataclass
+class Servers:
     """Servers by which a work is trained and tracked.
 
     Attributes:
-        uri: Address of MLflow.
-        address: Address of a Ray cluster; None without one.
-        environment: Environment variables of the commands.
+        uri: Address of MLflow: of the proxy before its server, or of a database of SQLite.
         counted: Address of MLflow's database; None if `uri` is that.
-    """
-
-    uri: str
-    counted: str | None
-    address: str | None
-    environment: Mapping[str, str]
-
-    def inside(self, command: list[str]) -> list[str]:
-        """Return the command line of a command beside these servers."""
-
-
-@dataclass
-class Tracked:
-    """MLflow's server on PostgreSQL, with a proxy before it and one before its server of S3.
-
-    Attributes:
+        environment: Environment variables of the commands.
+        address: Address of a Ray cluster; None without one.
+        nodes: The cluster, beside which commands are started.
         database: PostgreSQL.
         server: MLflow.
         proxy: The proxy before MLflow.
         files: The proxy before the server of S3.
-        counted: Address of MLflow's database.
-        environment: Environment variables of the commands.
-        address: None: there is no cluster.
     """
 
-    database: Postgres
-    server: Mlflow
-    proxy: Proxy
-    files: Proxy
-    counted: str
-    environment: Mapping[str, str] = field(default_factory=dict)
-    address: None = None
-
-    @property
-    def uri(self) -> str:
-        """Address of the proxy before MLflow."""
-        return self.proxy.address
-
-    def inside(self, command: list[str]) -> list[str]:
-        return command
-
-
-@dataclass
-class Clustered:
-    """A Ray cluster, and a database of SQLite for MLflow.
-
-    Attributes:
-        nodes: The cluster.
-        uri: Address of the database.
-        counted: None.
-    """
-
-    nodes: Nodes
     uri: str
-    counted: None = None
-
-    @property
-    def address(self) -> str:
-        """Address of the cluster."""
-        return self.nodes.address
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Environment variables of the commands."""
-        return self.nodes.environment
+    counted: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    address: str | None = None
+    nodes: Nodes | None = None
+    database: Postgres | None = None
+    server: Mlflow | None = None
+    proxy: Proxy | None = None
+    files: Proxy | None = None
 
     def inside(self, command: list[str]) -> list[str]:
-        return self.nodes.inside(command)
+        """Return the command line of a command beside these servers."""
+        return command if self.nodes is None else self.nodes.inside(command)
 
 
 class Installations:
@@ -100,12 +52,12 @@ class Installations:
 
     def __init__(self, folder: Path, database: str) -> None:
         self._folder, self._sqlite = folder, database
-        self._tracked: dict[str, Tracked] = {}
+        self._tracked: dict[str, Servers] = {}
         self._database: Postgres | None = None
         self._s3: S3 | None = None
         self._files = Proxy(S3.address, S3_PROXY)
 
-    def begin(self, name: str) -> Installation:
+    def begin(self, name: str) -> Servers:
         """Return an installation; a cluster is new for each fault.
 
         Args:
@@ -114,27 +66,26 @@ class Installations:
         if name == "cluster":
             nodes = Nodes(Path("/run/flbench-ray"))
             nodes.start()
-            return Clustered(nodes, self._sqlite)
+            return Servers(
+                self._sqlite, environment=nodes.environment, address=nodes.address, nodes=nodes
+            )
         if name not in self._tracked:
             self._tracked[name] = self._make(name)
         return self._tracked[name]
 
-    def leave(self, installation: Installation) -> None:
+    def leave(self, servers: Servers) -> None:
         """End what is new for each fault."""
-        if isinstance(installation, Clustered):
-            installation.nodes.stop()
+        if servers.nodes is not None:
+            servers.nodes.stop()
 
     def close(self) -> None:
         """Stop all servers."""
-        for one in self._tracked.values():
-            one.proxy.stop()
-            one.server.kill()
-        self._files.stop()
-        for server in (self._database, self._s3):
+        of_mlflow = [one for each in self._tracked.values() for one in (each.proxy, each.server)]
+        for server in (*of_mlflow, self._files, self._database, self._s3):
             if server is not None:
                 server.kill()
 
-    def _make(self, name: str) -> Tracked:
+    def _make(self, name: str) -> Servers:
         if self._database is None:
             self._database = Postgres(self._folder / "postgres")
             self._database.start()
@@ -160,7 +111,13 @@ class Installations:
         proxy.start()
         keys = KEYS | {"MLFLOW_S3_ENDPOINT_URL": self._files.address}
         own = keys if name == "direct s3" else {}
-        return Tracked(self._database, server, proxy, self._files, database, own)
+        return Servers(
+            *(proxy.address, database, own),
+            database=self._database,
+            server=server,
+            proxy=proxy,
+            files=self._files,
+        )
 
 
 PORTS = {"folder": 5001, "served s3": 5002, "direct s3": 5003}

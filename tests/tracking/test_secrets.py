@@ -443,32 +443,21 @@ def test_local_database_of_a_folder_keeps_files_below_itself(planted, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planted", ["experiment", "run", "link", "moved"])
-def test_database_of_the_current_folder_keeps_files_in_folders_of_mlflow(
+@pytest.mark.parametrize("planted", ["experiment", "link"])
+def test_database_of_the_current_folder_keeps_files_below_itself(
     planted, tmp_path, monkeypatch, capsys
 ):
     """Nobody has named `mlflow/flbench.db`, which may have been downloaded with the folder."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    theirs, private = tmp_path / "downloaded", tmp_path / "private"
+    private, file = tmp_path / "private", tmp_path / "downloaded" / "mlflow" / "flbench.db"
     folder = folder_that_names("run", "", tmp_path)
-    private.mkdir()
+    for one in (private, file.parent):
+        one.mkdir()
     (private / "config.yaml").write_text("mine")
-    (theirs / "mlflow").mkdir()
-    monkeypatch.chdir(theirs)
-    file = theirs / "mlflow" / "flbench.db"
+    monkeypatch.chdir(file.parent.parent)
     store = stores.open_store(f"sqlite:///{file}")
-    place = tmp_path / "old" / "mlflow" / "artifacts" if planted == "moved" else private
-    if planted in ("experiment", "moved"):
-        store.client.create_experiment("digits-iid", place.as_uri())
-    elif planted == "run":
-        Sender(store, folder).send(None)
-        with closing(sqlite3.connect(file)) as database:
-            database.execute("UPDATE runs SET artifact_uri = ?", (str(private),))
-            database.commit()
-        # The next sending sends all files again.
-        with closing(sqlite3.connect(file)) as database:
-            database.execute("DELETE FROM tags WHERE key LIKE 'mlflow.flbench.files%'")
-            database.commit()
+    if planted == "experiment":
+        store.client.create_experiment("digits-iid", private.as_uri())
     else:
         file.rename(private / "other.db")
         file.symlink_to(private / "other.db")
