@@ -117,8 +117,7 @@ def tracking_of(folder: Path) -> Mapping[str, Any]:
     """Return the section `tracking` with which a folder was written."""
     if is_comparison(folder) and (tracking := read_design(folder)[0].base.tree.get("tracking")):
         return dict(tracking)
-    methods = (*folder.glob("methods/*.yaml"), *folder.glob("trials/*/*/config.yaml"))
-    for file in (folder / "config.yaml", *sorted(methods)):
+    for file in (folder / "config.yaml", *sorted(folder.glob("methods/*.yaml"))):
         if tracking := read_yaml(file).get("tracking"):
             with as_data_error(file):
                 return dict(tracking)

@@ -1,4 +1,4 @@
-"""The interface of the servers, and servers that are processes of this machine."""
+"""Servers that are processes of this machine."""
 
 import os
 import signal
@@ -8,28 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 START_SECONDS: Final = 400.0
-
-
-class Server(Protocol):
-    """A server that a test starts, stops and kills.
-
-    Attributes:
-        address: Where clients find it.
-    """
-
-    address: str
-
-    def start(self) -> None:
-        """Start the server, and wait until it answers."""
-
-    def stop(self) -> None:
-        """Stop the server as an administrator does. It may be started again."""
-
-    def kill(self) -> None:
-        """End the server without a warning. It may be started again."""
 
 
 def wait_until(holds: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
@@ -55,6 +36,9 @@ class ProcessServer(ABC):
 
     Args:
         folder: Folder for its log.
+
+    Attributes:
+        address: Where clients find it.
     """
 
     address: str
@@ -102,9 +86,11 @@ class ProcessServer(ABC):
         wait_until(is_ready, f"{type(self).__name__} did not answer")
 
     def stop(self) -> None:
+        """Stop the server as an administrator does. It may be started again."""
         self._end(self.stopping)
 
     def kill(self) -> None:
+        """End the server without a warning. It may be started again."""
         self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> None:

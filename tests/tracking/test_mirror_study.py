@@ -260,6 +260,7 @@ def test_study_has_two_views_however_many_studies_there_are(runs, tmp_path, uri)
 
     assert set(found) == {view.METHODS, view.TRIALS}
     assert len(links) == 3
+    assert all(view.TRAINING_PAGE in page for page in links.values())
     methods, trials = found[view.METHODS], found[view.TRIALS]
     shown = [
         store.client.search_runs([experiment], one["searchFilter"]) for one in (methods, trials)
