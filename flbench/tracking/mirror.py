@@ -209,7 +209,8 @@ class Mirrors:
         results = [mirror.finish(EXIT_SECONDS / (1 + k)) for k, mirror in enumerate(self._mirrors)]
         missing = [*filter(None, results)]
         if self._mirrors and not missing:
-            return [f"MLflow at {self._mirrors[-1].uri} has the results: flbench ui shows them."]
+            uri = self._mirrors[-1].uri
+            return [f"MLflow at {uri} has the results: flbench ui [--uri ADDRESS] shows them."]
         return missing
 
     def _announce_end(self, outcome: Outcome) -> None:
