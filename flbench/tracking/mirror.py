@@ -203,15 +203,10 @@ class Mirrors:
         """Wait a few seconds until everything is sent.
 
         Returns:
-            A sentence for the user for each folder that was not sent completely; or one that says
-            where everything is.
+            A sentence for the user for each folder that was not sent completely.
         """
         results = [mirror.finish(EXIT_SECONDS / (1 + k)) for k, mirror in enumerate(self._mirrors)]
-        missing = [*filter(None, results)]
-        if self._mirrors and not missing:
-            uri = self._mirrors[-1].uri
-            return [f"MLflow at {uri} has the results: flbench ui [--uri ADDRESS] shows them."]
-        return missing
+        return [*filter(None, results)]
 
     def _announce_end(self, outcome: Outcome) -> None:
         if self._mirrors:

@@ -9,7 +9,7 @@ What is run, on this machine alone and as root:
   (`proxy.py`);
 - two nodes of a Ray cluster in two network namespaces with addresses of their own (`nodes.py`).
 
-Servers that are processes share `ProcessServer` (`server.py`). `faults.py` is the table of faults. One
+Servers that are processes share `ProcessServer` (`server.py`). `faults.py` has the faults. One
 test (`test_faults.py`) goes through it: a study, comparison or run is trained during the fault, and
 `flbench sync` is called after it. MLflow then has exactly what it has of an undisturbed twin, the
 weights of all models equal the twin's, a second `flbench sync` sends nothing, and the command is
