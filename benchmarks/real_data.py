@@ -1,7 +1,7 @@
 """Trains the runs of the tables of real data: activities, roles of Shakespeare, domains of PACS.
 
-    python benchmarks/real_data.py DATA_DIR OUT_DIR [--sets har,...] [--methods local,...]
-        [--seeds 3] [--jobs N] [--device cuda] [--archives DIR]
+    python benchmarks/real_data.py DATA_DIR OUT_DIR [--sets har ...] [--seeds 3] [--jobs N]
+        [--device cuda] [--archives DIR]
 
 DATA_DIR has `uci_har.npz`, `shakespeare_roles.zip` and `pacs64.zip`. First, each data set has a
 search: FedAvg with a few optimizers, with a seed and a partition that no other run has. All methods
@@ -215,7 +215,7 @@ def train(name: str, out: Path, archives: Path, asked: argparse.Namespace) -> No
     def compared(kind: str, methods: Any, seeds: int, **settings: Any) -> fl.Comparison:
         """Compare methods in OUT_DIR/SET/KIND, or continue the comparison that is there."""
         for begun in (out / name / kind).glob("*/comparison.json"):
-            return fl.resume(begun.parent, jobs=asked.jobs)
+            return fl.resume(begun.parent, jobs=asked.jobs, trust=True)
         folder = out / name / kind
         return fl.compare(methods, seeds=seeds, out=folder, jobs=asked.jobs, **common, **settings)
 
@@ -228,18 +228,18 @@ def train(name: str, out: Path, archives: Path, asked: argparse.Namespace) -> No
     train = {**chosen.train, "rounds": rounds}
     search = compared("search", tried, 1, train=train, evaluation=every, **natural)
     runs = search.runs.set_index("method")["path"]
-    found = searched([runs[one["label"]] for one in tried])
+    best = searched([runs[one["label"]] for one in tried])
     file = archives / "search.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(known | {name: found}, indent=1) + "\n")
+    file.write_text(json.dumps(known | {name: best}, indent=1) + "\n")
 
-    train, every = chosen.train | {"optimizer": found["optimizer"]}, {"every": chosen.every}
-    methods = [one for one in chosen.methods if one in asked.methods]
+    train, every = chosen.train | {"optimizer": best["optimizer"]}, {"every": chosen.every}
     natural = {"partition": fl.Natural(seed=0), "seed": 0}
-    every_run = compared("runs", methods, asked.seeds, train=train, evaluation=every, **natural)
-    fl.pack(list(every_run.runs["path"]), archives / f"{name}.tar.xz")
+    settings = {"train": train, "evaluation": every, **natural}
+    found = compared("runs", chosen.methods, asked.seeds, **settings)
+    fl.pack(list(found.runs["path"]), archives / f"{name}.tar.xz")
     central = []
-    for seed in range(asked.seeds) if CENTRAL in asked.methods else ():
+    for seed in range(asked.seeds):
         folder = out / name / f"{CENTRAL}-{seed}"
         done = [file.parent for file in folder.glob("*/*/summary.json")]
         if not done:
@@ -249,8 +249,7 @@ def train(name: str, out: Path, archives: Path, asked: argparse.Namespace) -> No
             settings = {"output": {"dir": str(folder)}, "partition": partition, "seed": seed}
             done = [fl.run("fedavg", train=keys, evaluation=every, **settings, **common).path]
         central += done
-    if central:
-        fl.pack(central, archives / f"{name}-{CENTRAL}.tar.xz")
+    fl.pack(central, archives / f"{name}-{CENTRAL}.tar.xz")
 
 
 def searched(runs: Sequence[Path]) -> dict[str, Any]:
@@ -339,8 +338,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--sets", default=",".join(n for n in SETS if not SETS[n].large))
-    parser.add_argument("--methods", default=",".join((*METHODS, CENTRAL)))
+    small = [name for name, one in SETS.items() if not one.large]
+    parser.add_argument("--sets", nargs="+", choices=[*SETS], default=small)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -349,8 +348,7 @@ def main() -> None:
     out, archives = asked.out.resolve(), asked.archives.resolve()
     prepare(asked.data, out / "data")
     os.chdir(out / "data")  # the settings name files of this folder
-    asked.methods = asked.methods.split(",")
-    for name in asked.sets.split(","):
+    for name in asked.sets:
         train(name, out, archives, asked)
 
 

@@ -110,18 +110,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
 
-    def listed(names: Sequence[str]) -> Any:
-        def split(text: str) -> list[str]:
-            found = text.split(",")
-            if unknown := [one for one in found if one not in names]:
-                raise argparse.ArgumentTypeError(f"{unknown[0]}: not one of {', '.join(names)}")
-            return found
-
-        return split
-
     add = parser.add_argument
-    add("--setting", type=listed([*SETTINGS]), default=[*SETTINGS], help="default: a,b,c")
-    add("--peers", type=listed([*VARIANTS]), default=[*VARIANTS], help="default: all")
+    add("--setting", nargs="+", choices=[*SETTINGS], default=[*SETTINGS], help="default: all")
+    add("--peers", nargs="+", choices=[*VARIANTS], default=[*VARIANTS], help="default: all")
     add("--repeats", type=int, default=1, help="measurements of each platform (default: 1)")
     add("--scale", type=float, default=1.0, help="factor on the rounds (default: 1)")
     add("--folder", type=Path, default=Path("build/peers"), help="default: build/peers")
