@@ -275,6 +275,14 @@ class DataConfig(Strict):
         " unit variance over the client's own training part, so that clients share no statistics;"
         " or {mean: [...], std: [...]}, numbers of your own",
     )
+    imbalance: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="samples of the rarest class over those of the most frequent one, among those"
+        " that are distributed: a long tail over the classes, in an order that all runs share; 1"
+        " keeps all samples",
+    )
     augment: tuple[Literal["crop", "flip"], ...] = Field(
         (),
         description="augmentation of training images: crop (after padding by 4 pixels), flip (left"

@@ -290,7 +290,7 @@ def build(
         UserError: The partition cannot be made from these samples, a saved partition cannot be
             used, or `data.normalize` is not defined for the samples.
     """
-    made = _partitioned(dataset, partition, seed)
+    made = _partitioned(dataset, partition, seed, data.imbalance)
     made = replace(made, augment=data.augment if dataset.kind == "images" else ())
     if shifted.is_on:
         made = _shifted(made, shifted, seed if partition.seed is None else partition.seed)
@@ -299,9 +299,11 @@ def build(
     return _normalized(made, data.normalize)
 
 
-def _partitioned(dataset: Dataset, config: PartitionConfig, seed: int) -> Federation:
+def _partitioned(
+    dataset: Dataset, config: PartitionConfig, seed: int, imbalance: float
+) -> Federation:
     """Return the samples as they are, and which of them each client has."""
-    partition, x, new = make_partition(dataset, config, seed), dataset.x, None
+    partition, x, new = make_partition(dataset, config, seed, imbalance), dataset.x, None
     if partition.transform is not None:
         from flbench.data.shift import transformed
 

@@ -204,6 +204,32 @@ def quantity(
     return list(np.split(rng.permutation(len(y)), np.cumsum(counts)[:-1]))
 
 
+def long_tail(y: Indices, classes: int, imbalance: float, rng: np.random.Generator) -> Indices:
+    """Return the ascending positions of samples whose class counts fall exponentially.
+
+    The class at place c of C has n_max mu^(c / (C - 1)) samples (Cui et al., 2019, section 5.1),
+    rounded and at least one, or all that it has if these are fewer; n_max is the size of the
+    largest class. Their order does not depend on the seed, so that the rare classes are the same
+    ones in all repetitions of a comparison.
+
+    Args:
+        y: Classes [n] in [0, C).
+        classes: Number of classes C.
+        imbalance: mu in (0, 1].
+        rng: Draws the samples of each class.
+
+    >>> y = np.repeat([0, 1, 2], 100)
+    >>> kept = long_tail(y, 3, 0.01, np.random.default_rng(0))
+    >>> sorted(np.bincount(y[kept]).tolist())
+    [1, 10, 100]
+    """
+    largest, kept = np.bincount(y).max(), []
+    for place, label in enumerate(generator(0, "partition").permutation(classes)):
+        count = max(1, round(largest * imbalance ** (place / max(1, classes - 1))))
+        kept.append(rng.permutation(np.flatnonzero(y == label))[:count])
+    return np.sort(np.concatenate(kept))
+
+
 def natural(
     dataset: Dataset, pool: Indices, config: PartitionConfig, seed: int
 ) -> tuple[list[Indices], list[str]]:

@@ -29,10 +29,16 @@ Split = tuple[Indices, Indices, Indices]
 """The rows of a client's train, validation and test part."""
 
 
-def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> ClientParts:
+def make_partition(
+    dataset: Dataset, config: PartitionConfig, seed: int, imbalance: float = 1.0
+) -> ClientParts:
     """Distribute the samples of a data set to clients and split each client's samples.
 
-    The seed of the section `partition` takes precedence over that of the run.
+    Args:
+        dataset: The data set.
+        config: Section `partition`, whose seed takes precedence over that of the run.
+        seed: Seed of the run.
+        imbalance: `data.imbalance` in (0, 1]; see `paper_schemes.long_tail`.
 
     Raises:
         ConfigError: The configuration does not fit these samples, for example because there are too
@@ -47,8 +53,8 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
     seed = seed if config.seed is None else config.seed
     config = config.altered(seed=seed)
     if config.scheme == "file":
-        return _saved(dataset, config)
-    pool, transform = _pool(dataset, config, seed), None
+        return _saved(dataset, config, imbalance)
+    pool, transform = _pool(dataset, config, seed, imbalance), None
     if config.is_own:
         notes, (assigned, transform) = list[str](), _by_user(dataset, pool, config, seed)
     elif config.scheme == "natural":
@@ -87,10 +93,15 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Clie
     return ClientParts(parts, label_hash(dataset), tuple(notes), names, transform=transform)
 
 
-def _saved(dataset: Dataset, config: PartitionConfig) -> ClientParts:
+def _saved(dataset: Dataset, config: PartitionConfig, imbalance: float) -> ClientParts:
     """Return the partition of a file."""
     from flbench.data.partition_files import load
 
+    if imbalance < 1:
+        raise ConfigError(
+            f"`data.imbalance`={imbalance} chooses samples, and the saved partition {config.path}"
+            " has chosen them. Leave data.imbalance out."
+        )
     loaded = load(Path(str(config.path)), dataset)
     if config.clients not in (None, loaded.clients):
         raise ConfigError(
@@ -126,9 +137,19 @@ def split_rows(
     return first, rows[is_chosen], last
 
 
-def _pool(dataset: Dataset, config: PartitionConfig, seed: int) -> Indices:
+def _pool(dataset: Dataset, config: PartitionConfig, seed: int, imbalance: float) -> Indices:
     """Return the ascending rows of the samples to distribute."""
     pool = np.arange(len(dataset.y) if config.pool == "merged" else dataset.train)
+    if imbalance < 1:
+        if dataset.targets is not None:
+            raise ConfigError(
+                f"`data.imbalance`={imbalance} is for classes, and `{dataset.name}` has targets"
+                " that are not. Leave it out."
+            )
+        from flbench.data.paper_schemes import long_tail
+
+        classes, rng = len(dataset.classes), generator(seed, "partition", TRIES + 5)
+        pool = pool[long_tail(dataset.y[pool], classes, imbalance, rng)]
     if config.samples is None or config.samples >= len(pool):
         return pool
     share = config.samples / len(pool)

@@ -541,3 +541,45 @@ def test_saved_partition_has_its_own_number_of_clients(tmp_path):
     with pytest.raises(ConfigError, match="has 4 clients"):
         deal(data, scheme="file", path=tmp_path / "p.npz", clients=7)
     assert deal(data, scheme="file", path=tmp_path / "p.npz").clients == 4
+
+
+@pytest.mark.parametrize("scheme", ["iid", "dirichlet", "natural"])
+def test_long_tail_has_the_counts_of_its_formula_for_every_seed(scheme):
+    data, mu = dataset(7200, 6, groups=7), 0.05
+    counts = [
+        np.bincount(
+            data.y[np.concatenate([held(made, client) for client in range(made.clients)])],
+            minlength=6,
+        )
+        for made in (
+            partitioning.make_partition(data, PartitionConfig(scheme=scheme), seed, mu)
+            for seed in (0, 1)
+        )
+    ]
+    expected = [round(1000 * mu ** (c / 5)) for c in range(6)]
+    assert sorted(counts[0], reverse=True) == expected
+    assert (counts[0] == counts[1]).all()  # the same classes are rare for every seed
+
+
+def test_long_tail_keeps_a_sample_of_each_class_and_all_of_a_small_one():
+    for mu in (1e-6, 0.99):
+        y = np.repeat([0, 1, 2, 3], [1000, 2, 2, 2])
+        kept = paper_schemes.long_tail(y, 4, mu, np.random.default_rng(0))
+        assert (np.diff(kept) > 0).all()
+        assert set(np.bincount(y[kept])[1:]) <= ({1, 2} if mu < 0.5 else {2})
+
+
+def test_no_imbalance_keeps_the_partition():
+    data, config = dataset(), PartitionConfig(scheme="dirichlet")
+    assert partitioning.make_partition(data, config, 3, 1.0).hash() == deal(data, 3).hash()
+
+
+def test_long_tail_is_refused_for_targets_and_saved_partitions(tmp_path):
+    data = replace(dataset(), targets=np.zeros((600, 1), np.float32))
+    with pytest.raises(ConfigError) as refused:
+        partitioning.make_partition(data, PartitionConfig(scheme="iid"), 0, 0.1)
+    assert refused.value.key == "data.imbalance"
+    config = PartitionConfig(scheme="file", path=tmp_path / "p.npz")
+    with pytest.raises(ConfigError) as refused:
+        partitioning.make_partition(dataset(), config, 0, 0.1)
+    assert refused.value.key == "data.imbalance"
