@@ -528,5 +528,5 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
         for name, leaf in start.items()
         if name in server
     )
-    zeros = torch.zeros(count, dtype=torch.int64)
-    return State(0, 0, 0, server, own(clients), zeros, is_initial)
+    zeros, steps = torch.zeros(2, count, dtype=torch.int64)
+    return State(0, 0, 0, server, own(clients), zeros, steps, is_initial)

@@ -276,6 +276,8 @@ class State:
             place.
         participation_count: [N] int64, number of trainings that each client has completed. The loop
             increments it in place.
+        steps: [N] int64, number of optimizer steps that each client has taken, in all stages. The
+            loop adds to it in place.
         is_initial: Whether the server's parameters and buffers of the net still have their seeded
             initial values, which clients can compute and which therefore cost no bytes.
         stale: For leaves in `clients`, [N] bool: True for clients that changed the leaf in an
@@ -289,6 +291,7 @@ class State:
     server: Tree
     clients: Tree
     participation_count: Tensor
+    steps: Tensor
     is_initial: bool = True
     stale: Tree = field(default_factory=dict)
 

@@ -24,10 +24,12 @@ from flbench.experiment import row_files
 from flbench.experiment.row_files import ClientRows
 from flbench.results.checkpoint_files import OF_ROWS, files_of
 
-FORMAT: Final = "5"
+FORMAT: Final = "6"
 FROZEN: Final = "frozen.safetensors"
 """Name of the file in the folder of the checkpoints with what is frozen in the net."""
 PARTS: Final = ("server/", "common/", "loop/", "stale/")
+COUNTS: Final = ("participation_count", "steps")
+"""The fields of a state that count by client."""
 UNEXPECTED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -84,7 +86,7 @@ def save(
         trees = (
             state.server,
             stored.common or {},
-            {"participation_count": state.participation_count},
+            {name: getattr(state, name) for name in COUNTS},
             state.stale,
         )
         tensors: Tree = {}
@@ -200,15 +202,12 @@ def read(path: Path, config_hash: str, storage: Storage) -> Checkpoint:
                 {n.removeprefix(part): file.get_tensor(n) for n in names if n.startswith(part)}
                 for part in PARTS
             )
-        count = loop["participation_count"]
-        names_of_rows = json.loads(metadata["rows"])
-        rows, clients = row_files.read(path.parent, common, names_of_rows, len(count), storage)
+        names_of_rows, count = json.loads(metadata["rows"]), len(loop["steps"])
+        rows, clients = row_files.read(path.parent, common, names_of_rows, count, storage)
         if storage.holds(nbytes(server)):
             # Products of float32 depend on the alignment of their factors: without these copies a
             # method that computes some at the server would go on with other rounding.
             server = {n: v if v.data_ptr() % 64 == 0 else v.clone() for n, v in server.items()}
         position = Position.model_validate_json(metadata["position"])
-        state = State(
-            **vars(position), server=server, clients=clients, participation_count=count, stale=stale
-        )
+        state = State(**vars(position), **loop, server=server, clients=clients, stale=stale)
         return Checkpoint(state, json.loads(metadata["extra"]), rows)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from flbench.core.types import State
 from flbench.data.federation import Federation
 from flbench.experiment.predictions import Evaluation
 from flbench.metrics.classification import Metrics, accuracy_group_mean, per_client
@@ -39,7 +40,7 @@ def rows_of(number: int, split: str, protocol: str, metrics: Metrics) -> list[Ro
 def client_table(
     moment: str,
     federation: Federation,
-    trainings: Tensor,
+    state: State,
     metrics: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> list[dict[str, object]]:
     """Return the rows of clients.csv, each as a dict from column to cell.
@@ -50,7 +51,7 @@ def client_table(
     Args:
         moment: `last` or `best`: the round that was evaluated.
         federation: Samples of all clients.
-        trainings: Number of trainings [N] that each client has completed.
+        state: The state that was evaluated, with the trainings and steps of each client.
         metrics: Metrics [N] of the personal models on the parts `test` and `validation`.
     """
     partition = federation.partition
@@ -67,11 +68,14 @@ def client_table(
             "test_size": size["test"][client],
             **({"classes": classes[client]} if has_classes else {}),
             "trainings": count,
+            "steps": steps,
             **{name: values[client] for name, values in metrics["test"].items()},
             "validation_size": size["validation"][client],
             **{f"{VALIDATION}{k}": values[client] for k, values in metrics["validation"].items()},
         }
-        for client, count in enumerate(trainings.tolist())
+        for client, (count, steps) in enumerate(
+            zip(state.participation_count.tolist(), state.steps.tolist(), strict=True)
+        )
     ]
 
 

@@ -133,8 +133,7 @@ class ClassJudge:
         clients, classes = [], []
         for moment, (evaluation, evaluated) in evaluations.items():
             metrics = {part: metrics_of_clients(evaluation, part) for part in PARTS}
-            count = evaluated.participation_count
-            clients += client_table(moment, self.federation, count, metrics)
+            clients += client_table(moment, self.federation, evaluated, metrics)
             classes += self._classes(moment, evaluation)
         yield "clients.csv", tuple(clients[0]), [tuple(row.values()) for row in clients]
         yield "per_class.csv", tuple(classes[0]), [tuple(row.values()) for row in classes]

@@ -215,8 +215,8 @@ class NewClients:
         """
         start, trained = self.experiment.start(), self._trained
         put_(start.clients, torch.arange(trained), state.clients)
-        count, clients = start.participation_count, len(start.participation_count)
-        count[:trained] = state.participation_count
+        count, steps, clients = start.participation_count, start.steps, len(start.steps)
+        count[:trained], steps[:trained] = state.participation_count, state.steps
         new = torch.zeros(clients - trained, dtype=torch.bool)
         stale = {name: torch.cat([rows, new]) for name, rows in state.stale.items()}
         server = {
@@ -226,7 +226,12 @@ class NewClients:
             for name, value in state.server.items()
         }
         return replace(
-            state, server=server, clients=start.clients, participation_count=count, stale=stale
+            state,
+            server=server,
+            clients=start.clients,
+            participation_count=count,
+            steps=steps,
+            stale=stale,
         )
 
     @property

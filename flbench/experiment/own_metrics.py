@@ -19,7 +19,7 @@ from flbench.results.reading import VALIDATION
 
 OTHERS: Final = (
     *("accuracy_group_mean", "trained_class_share", "train_size", "test_size", "classes"),
-    *("moment", "client", "name", "trainings", "validation_size", "bytes", "seconds"),
+    *("moment", "client", "name", "trainings", "steps", "validation_size", "bytes", "seconds"),
 )
 """Further names of metrics, and of columns in clients.csv and in reports."""
 CURE: Final = (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, is_of_user
-from flbench.client.program import LocalProgram, Phase, Step
+from flbench.client.program import LocalProgram, Phase, Statistic, Step
 from flbench.core.errors import UnknownNameError, did_you_mean
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import put_, take
@@ -46,9 +46,9 @@ class Exchange:
     Attributes:
         state: State after the round.
         metrics: Diagnostics of the server.
-        costs: Bytes by direction (`up_bytes`, `down_bytes`, `peer_bytes`, or `setup_bytes`), counts
-            of clients (`trainings`, `without_step`, `diverged`) and, if a client took a step, the
-            cohort's mean training `loss`.
+        costs: Bytes by direction (`up_bytes`, `down_bytes`, `peer_bytes`, or `setup_bytes`), the
+            cohort's optimizer `steps` and `passes` of Statistics, counts of clients (`trainings`,
+            `without_step`, `diverged`) and, if a client took a step, the mean training `loss`.
     """
 
     state: State
@@ -242,7 +242,7 @@ def naming(algorithm: Algorithm, state: State, hook: str | None = None) -> Itera
 def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     """Store what the cohort keeps, aggregate what it sent, and store the server's reply.
 
-    `state.clients`, `state.participation_count` and `state.stale` are written in place. If all
+    `clients`, `participation_count`, `steps` and `stale` of the state are written in place. If all
     clients of the round diverged, only the round number changes.
 
     Args:
@@ -286,6 +286,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
             put_(state.clients, results.ids, zeros, {name: ~state.clients[mask][results.ids]})
     if _has_training(program):
         state.participation_count[results.ids] += 1
+    state.steps[results.ids] += results.steps
     moved = not algorithm.setting.net.names("all").isdisjoint(update.server)
     # The next stage begins if this one is completed and not the last one.
     is_over = state.stage_round + 1 == stage.rounds and state.stage + 1 < len(algorithm.stages())
@@ -390,6 +391,9 @@ def _costs(
         costs["peer_bytes"] = int((edges.sum(dim=0) * up).sum())
     if stage.setup:
         costs = {"setup_bytes": sum(costs.values())}
+    costs["steps"] = int(results.steps.sum())
+    passes = sum(isinstance(step, Statistic) for step in trained.program.steps)
+    costs["passes"] = passes * len(results.ids)
     trains = _has_training(trained.program)
     costs["trainings"] = (len(results.ids) + len(results.failures)) * trains
     costs["without_step"] = int((results.steps == 0).sum()) * trains

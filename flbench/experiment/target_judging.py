@@ -85,7 +85,7 @@ class TargetJudge:
                 part: {k: v.tolist() for k, v in evaluation.local["personal", part].clients.items()}
                 for part in PARTS
             }
-            lines += client_table(moment, self.federation, evaluated.participation_count, metrics)
+            lines += client_table(moment, self.federation, evaluated, metrics)
         yield "clients.csv", tuple(lines[0]), [tuple(line.values()) for line in lines]
 
 

@@ -29,7 +29,10 @@ MOST_ROUNDS: Final = 10**12
 MOST_BYTES: Final = 10**36
 """Largest number of bytes that a run has sent."""
 COUNTS: Final = frozenset(
-    {"up_bytes", "down_bytes", "peer_bytes", "setup_bytes", "trainings", "without_step", "diverged"}
+    {
+        *("up_bytes", "down_bytes", "peer_bytes", "setup_bytes", "steps", "passes"),
+        *("trainings", "without_step", "diverged"),
+    }
 )
 """Metrics of the splits `train` and `setup` that are added up over rounds."""
 TRAINING: Final = ("train", "setup")

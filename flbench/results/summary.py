@@ -31,7 +31,8 @@ Summary = dict[str, Any]
   all clients' models after the last round.
 - `last`, `best`: metrics of two rounds, see `metrics_at`; `best_by` says how the best round was
   chosen.
-- `communication`, `client_trainings`, `trainings_without_step`, `diverged`: see `totals`.
+- `communication`, `steps`, `passes`, `client_trainings`, `trainings_without_step`, `diverged`: see
+  `totals`.
 - `clients_never_trained`: number of clients without a completed training.
 - `seconds`: `train` (rounds without evaluations), `evaluate`, `write` (checkpoints and tables) and
   `total`, which has the preparation too. The report and this summary are written after these times
@@ -266,6 +267,8 @@ class RunningSummary:
         kinds = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
         return {
             "communication": {kind: int(sums.get(kind, 0)) for kind in kinds},
+            "steps": int(sums.get("steps", 0)),
+            "passes": int(sums.get("passes", 0)),
             "client_trainings": int(sums.get("trainings", 0)),
             "trainings_without_step": int(sums.get("without_step", 0)),
             "diverged": int(sums.get("diverged", 0)),
@@ -378,14 +381,14 @@ def metrics_at(rows: list[Row], number: int, by: BestConfig = BY_ACCURACY) -> Su
 
 
 def totals(rows: list[Row]) -> Summary:
-    """Return bytes and counts of client trainings, summed over all rounds.
+    """Return bytes, optimizer steps and counts of client trainings, summed over all rounds.
 
     Args:
         rows: Rows of metrics.csv.
 
     Returns:
-        `communication` (bytes `up_bytes`, `down_bytes`, `peer_bytes`, `setup_bytes`),
-        `client_trainings`, `trainings_without_step` and `diverged`.
+        `communication` (bytes `up_bytes`, `down_bytes`, `peer_bytes`, `setup_bytes`), `steps`,
+        `passes`, `client_trainings`, `trainings_without_step` and `diverged`.
     """
     return RunningSummary(rows).totals()
 

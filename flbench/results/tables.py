@@ -47,13 +47,14 @@ CLIENTS: Final = {
     "test_size": "int64",
     "classes": "int64",
     "trainings": "int64",
+    "steps": "int64",
     "validation_size": "int64",
 }
 """Columns of `Run.clients` with their types; the others are metrics, float64."""
 
-SOMETIMES: Final = ("name", "shift", "validation_size")
-"""Columns of `CLIENTS` that a file may lack: clients need not have names or shifts, and files of
-earlier versions have nothing on validation parts."""
+SOMETIMES: Final = ("name", "shift", "steps", "validation_size")
+"""Columns of `CLIENTS` that a file may lack: clients need not have names or shifts, and archives of
+earlier versions have neither steps nor validation parts."""
 
 
 def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -> "pd.DataFrame":

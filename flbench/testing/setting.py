@@ -149,6 +149,7 @@ def independent(state: State) -> State:
         server=copied(state.server),
         clients=copied(state.clients),
         participation_count=state.participation_count.clone(),
+        steps=state.steps.clone(),
         stale=copied(state.stale),
     )
 

@@ -87,7 +87,9 @@ def test_rows_of_w_have_unit_norm_after_every_round():
 
 
 def aggregated(built, prototypes, counts, *, steps, old):
-    state = State(0, 1, 1, built.start().server | {"head.weight": old}, {}, torch.zeros(5))
+    state = State(
+        0, 1, 1, built.start().server | {"head.weight": old}, {}, torch.zeros(5), torch.zeros(5)
+    )
     sent = {
         name: torch.stack([value, 3 * value])
         for name, value in state.server.items()

@@ -20,7 +20,7 @@ def aggregated(algorithm, counts, rows, steps=(1, 1)):
         "global.prototypes": torch.full((3, 2), 9.0),
         "global.present": torch.tensor([False, False, True]),
     }
-    state = State(0, 1, 1, server, {}, torch.zeros(5))
+    state = State(0, 1, 1, server, {}, torch.zeros(5), torch.zeros(5))
     sent = Message({"prototypes": rows, "counts": counts})
     results = Results(torch.arange(2), torch.tensor(steps), torch.zeros(2), {}, sent, {})
     return algorithm.aggregate(state, results).server

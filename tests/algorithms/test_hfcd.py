@@ -122,7 +122,7 @@ def aggregated(algorithm, own, counts):
         "global.similarity": torch.eye(C, dtype=torch.float64),
     }
     clients = {"prototypes": own, "counts": counts, "similarity": upper}
-    state = State(0, 1, 1, server, clients, torch.zeros(N))
+    state = State(0, 1, 1, server, clients, torch.zeros(N), torch.zeros(N))
     ids = torch.arange(2)
     results = Results(ids, torch.ones(2), torch.zeros(2), {}, Message(), {})
     return algorithm.aggregate(state, results).server
@@ -154,7 +154,8 @@ def test_schedules_start_with_cross_entropy_alone():
 
     first = algorithm.dispatch(state, torch.arange(1)).numbers
     later = algorithm.dispatch(
-        State(0, 40, 40, state.server, state.clients, state.participation_count), torch.arange(1)
+        State(0, 40, 40, state.server, state.clients, state.participation_count, state.steps),
+        torch.arange(1),
     ).numbers
 
     assert first == {"beta": 0.0, "lambda": 0.5, "beta_lambda": 0.0}

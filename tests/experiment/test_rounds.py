@@ -332,7 +332,7 @@ def test_seeded_net_is_free_until_the_server_changes_it(built):
 def test_the_server_may_grow(built):
     """Clusters have entries of their own, and a round may change one and add one."""
     server = {name: torch.zeros(2) for name in ("center_0", "center_1")}
-    state = State(0, 0, 0, server, {}, torch.zeros(3))
+    state = State(0, 0, 0, server, {}, torch.zeros(3), torch.zeros(3))
 
     grown = Update({name: torch.ones(2) for name in ("center_1", "center_2")})
     hook_checks.update(built.algorithm, grown, state, 3)

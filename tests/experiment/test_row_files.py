@@ -42,6 +42,7 @@ def fresh() -> State:
         server={"w": torch.ones(4)},
         clients=clients,
         participation_count=torch.zeros(CLIENTS, dtype=torch.int64),
+        steps=torch.zeros(CLIENTS, dtype=torch.int64),
     )
 
 
@@ -50,6 +51,7 @@ def trained_by(state: State, ids: list[int], changes: ClientRows, number: float)
     state.clients["n"][ids] = int(number)
     state.clients["own"][ids] = True
     state.participation_count[ids] += 1
+    state.steps[ids] += 2
     changes.changed(torch.tensor(ids))
     return replace(state, round=state.round + 1)
 
@@ -59,6 +61,7 @@ def bits(state: State) -> list[object]:
         state.round,
         [(name, value.dtype, value.numpy().tobytes()) for name, value in state.clients.items()],
         state.participation_count.tolist(),
+        state.steps.tolist(),
     ]
 
 
