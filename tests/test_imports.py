@@ -22,7 +22,7 @@ MAY_IMPORT = {
     },
     "ray": {
         *("workers/actor_pool.py", "workers/ray_session.py"),
-        *(f"tuning/{name}.py" for name in ("search", "ray_space", "ray_tune", "waits")),
+        *(f"tuning/{name}.py" for name in ("search", "ray_tune")),
     },
 }
 

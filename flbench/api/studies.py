@@ -15,8 +15,8 @@ from flbench.reports.shown import Chapter, card
 from flbench.results import metrics_file, study_folder
 from flbench.results.study_folder import Trial
 from flbench.results.summary import evaluated_rounds
+from flbench.tuning.deployments import reported
 from flbench.tuning.report import StudyReport
-from flbench.tuning.reported import reported
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -244,7 +244,7 @@ def _carry_out(
             ending = _train(design, folder, prepared, caller, named_by)
         elif driver is None:
             caller.tell([campaigns.FINISHED.format(path)])
-    again = search.how_to_resume(folder, prepared)
+    again = search.how_to_resume(folder)
     if ending.failures:
         again = folder.resume_command
     if error := search_failure(study_folder.read(path)) or ending.error:

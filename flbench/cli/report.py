@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flbench.api import verbs
 from flbench.cli import console, tables
+from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.reports import render, shown
 from flbench.results import study_folder
@@ -38,7 +39,7 @@ def report(
     folder, study = out or paths[0], studies.report_of(paths[0])
     study.write(folder)
     if as_json:
-        console.json({**study.tree, "path": str(folder)})
+        console.json({**read_json(folder / "report.json"), "path": str(folder)})
     else:
         tables.print_study(study, folder)
 

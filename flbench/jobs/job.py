@@ -39,7 +39,12 @@ class Job:
     @property
     def title(self) -> str:
         """The job in words, for messages."""
-        return f"{self.method}, {self.place}, repetition {self.repetition + 1}"
+        return f"{self.method}, {self.which}"
+
+    @property
+    def which(self) -> str:
+        """Which of the jobs of its method it is, in words."""
+        return f"{self.place}, repetition {self.repetition + 1}"
 
     @property
     def layer(self) -> Layer:

@@ -2,14 +2,12 @@
 
 import os
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
@@ -23,29 +21,29 @@ TAIL: Final = 4096  # bytes at the end of metrics.csv in which the last round is
 NAMED: Final = 4  # running jobs that a line names
 
 
-class LiveProgress(ABC):
-    """Progress with a live table, which a thread reads while other threads change it.
+class JobProgress:
+    """Progress of the jobs of a campaign, which a thread reads while other threads change it.
 
-    If the output is no terminal, a line says how far the trainings are when there was none for a
-    while; see `Silence`.
+    It is a live table on a terminal. Otherwise a line says how far the trainings are when there was
+    none for a while; see `Silence`.
 
     Args:
-        console: Console to print to; standard error by default.
+        jobs: All jobs.
+        folder: Folder of the campaign.
+        kind: What the jobs are called.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or open_console(errors=True)
-        self._live: Live | None = None
+    def __init__(self, jobs: Sequence[Job], folder: JobFolder, kind: str) -> None:
+        self.console = open_console(errors=True)
         self._silence = Silence()
         self._began: float | None = None  # without the time in which processes start
-
-    @abstractmethod
-    def table(self) -> Table:
-        """Return the table."""
-
-    @abstractmethod
-    def line(self) -> str:
-        """Return a line about how far the trainings are."""
+        self._jobs, self._folder, self._kind = jobs, folder, kind
+        self._planned = Counter(job.method for job in jobs)
+        self._finished = Counter(job.method for job in jobs if folder.is_done(job))
+        self._failed: Counter[str] = Counter()
+        self._running: dict[str, Job] = {}
+        self._told: set[str] = set()
+        self._first = {job.name: self._round(job) for job in jobs}
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -59,9 +57,8 @@ class LiveProgress(ABC):
             return
         with Live(
             get_renderable=self.table, console=self.console, refresh_per_second=2, transient=True
-        ) as self._live:
+        ):
             yield
-        self._live = None
 
     def note(self, text: str) -> None:
         """Print a note above the table."""
@@ -72,49 +69,18 @@ class LiveProgress(ABC):
         self._silence.end()
         self.console.print(text, soft_wrap=True)
 
-    def time_left(self, done: int, to_do: int) -> str:
-        """Return the estimated time left, as text.
-
-        Args:
-            done: Rounds that were done since the first training of this process began.
-            to_do: Rounds that are left.
-        """
-        if done <= 0 or self._began is None:
-            return "starting"
-        left = (time.monotonic() - self._began) / done * to_do
-        return f"{duration(max(0.0, left))} left"
-
-
-class JobProgress(LiveProgress):
-    """Progress of the jobs of a campaign.
-
-    Args:
-        jobs: All jobs.
-        folder: Folder of the campaign.
-        kind: What the jobs are called.
-    """
-
-    def __init__(self, jobs: Sequence[Job], folder: JobFolder, kind: str) -> None:
-        super().__init__()
-        self._jobs, self._folder, self._kind = jobs, folder, kind
-        self._planned = Counter(job.method for job in jobs)
-        self._finished = Counter(job.method for job in jobs if folder.is_done(job))
-        self._failed: Counter[str] = Counter()
-        self._running: dict[str, Job] = {}
-        self._told: set[str] = set()
-        self._first = {job.name: self._round(job) for job in jobs}
-
     def begin(self, job: Job) -> None:
         """Note that a job is being trained."""
         self._running[job.name] = job
 
-    def end(self, job: Job, reason: str | None, outcome: Outcome) -> None:
+    def end(self, job: Job, reason: str | None, outcome: Outcome, found: str | None = None) -> None:
         """Note that a job has ended, and print a line about it.
 
         Args:
             job: The job.
             reason: Why it failed; None if it is finished.
             outcome: Its time and its notes.
+            found: What it has found; by default the test accuracy in its folder.
         """
         self._running.pop(job.name, None)
         self._began = self._began or time.monotonic() - outcome.seconds
@@ -123,7 +89,7 @@ class JobProgress(LiveProgress):
             if sentence not in self._told:
                 self._told.add(sentence)
                 self.note(f"{job.title}: {sentence}")
-        found = f"failed: {reason}" if reason is not None else self._score(job)
+        found = f"failed: {reason}" if reason is not None else found or self._score(job)
         self.print(
             f"{self._ended}/{len(self._jobs)}  {job.title}  {found}  {duration(outcome.seconds)}"
             f"  {self._left()}"
@@ -150,8 +116,7 @@ class JobProgress(LiveProgress):
             table.add_column(name, justify="right" if name in ("finished", "failed") else "left")
         for method, planned in self._planned.items():
             running = [
-                f"{job.place}, repetition {job.repetition + 1}:"
-                f" {self._round(job)}/{job.config.train.rounds}"
+                f"{job.which}: {self._round(job)}/{job.config.train.rounds}"
                 for job in list(self._running.values())
                 if job.method == method
             ]
@@ -175,15 +140,18 @@ class JobProgress(LiveProgress):
     def _left(self) -> str:
         """Return the estimated time left, as text."""
         rounds = sum(job.config.train.rounds for job in self._jobs)
-        done = sum(map(self._round, self._jobs))
-        return self.time_left(done - sum(self._first.values()), rounds - done)
+        now_is = sum(map(self._round, self._jobs))
+        done = now_is - sum(self._first.values())
+        if done <= 0 or self._began is None:
+            return "starting"
+        left = (time.monotonic() - self._began) / done * (rounds - now_is)
+        return f"{duration(max(0.0, left))} left"
 
     def _round(self, job: Job) -> int:
         """Return the number of rounds that a job has done."""
-        path = self._folder.run_folder(job)
-        if (path / "summary.json").is_file():
+        if self._folder.is_done(job):
             return job.config.train.rounds
-        return last_round(path / "metrics.csv")
+        return last_round(self._folder.run_folder(job) / "metrics.csv")
 
 
 def last_round(file: Path) -> int:

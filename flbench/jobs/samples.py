@@ -90,8 +90,6 @@ class LoadedSamples:
             DataError: They differ.
         """
         was = read_json(path / "partition.json").get("data")
-        if was is None:  # written by an earlier version
-            return
         if (now_is := self.data_hash(job)) != was:
             title = job.data or job.config.data.title
             raise DataError(

@@ -1,6 +1,8 @@
-"""The deployment of a method that scores its trials (`flbench tune --deployment NAME`)."""
+"""The deployment that scores the trials of a method (`flbench tune --deployment NAME`)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from flbench.experiment.assembly import Experiment
 from flbench.models.base import net_leaves
 from flbench.results.metrics_file import Row
 from flbench.results.study_folder import PERSONAL
+from flbench.results.summary import last_round, totals
 
 GLOBAL = "gm"  # evaluated on the common test set, and not on the clients' validation parts
 
@@ -53,25 +56,23 @@ def check(name: str, experiment: Experiment) -> None:
         name: Value of the option `--deployment`.
         experiment: Experiment with the method.
     """
-    if name == PERSONAL:
-        return
-    known = scorable(experiment)
-    if name in known:
-        return
-    why = ""
-    if name == GLOBAL:
-        why = " The global model is evaluated on the common test set only."
-    raise ConfigError(
-        f"`deployment={name}`: algorithm.name={experiment.config.algorithm.name} has no"
-        " deployment of this name that clients are evaluated with on their validation parts. It"
-        f" has: {', '.join(known)}.{why}{did_you_mean(name, known)}"
-    )
+    known = (PERSONAL,) if name == PERSONAL else scorable(experiment)
+    if name not in known:
+        raise ConfigError(
+            f"`deployment={name}`: algorithm.name={experiment.config.algorithm.name} has no"
+            " deployment of this name that clients are evaluated with on their validation parts. It"
+            f" has: {', '.join(known)}.{did_you_mean(name, known)}"
+        )
 
 
-def score_at(
-    rows: list[Row], number: int, metric: str, deployment: str, rounds: int
-) -> float | None:
-    """Return the score of a trial after one evaluated round; None if there is none.
+def metrics_at(
+    rows: Sequence[Row],
+    number: int,
+    deployment: str,
+    rounds: int,
+    split: str = "validation",
+) -> dict[str, float]:
+    """Return the metrics that a trial is scored by after one evaluated round, by name.
 
     A method with several stages may deploy a model only in its last stage. Until then the trial is
     scored by the personal models, so that trials whose stages differ in length can be compared.
@@ -79,15 +80,66 @@ def score_at(
     Args:
         rows: Lines of a metrics.csv.
         number: Number of rounds done.
-        metric: Name of the metric on validation parts.
         deployment: Name of the deployment.
         rounds: Number of rounds of a complete trial.
+        split: Part of the samples.
     """
-    found = {
-        row.protocol: row.value
-        for row in rows
-        if row.round == number and (row.split, row.metric) == ("validation", metric)
+    there = [row for row in rows if row.round == number and row.split == split]
+    is_there = number >= rounds or any(row.protocol == deployment for row in there)
+    protocol = deployment if is_there else PERSONAL
+    return {row.metric: row.value for row in there if row.protocol == protocol}
+
+
+def reported(
+    rows: list[Row], seconds: Mapping[str, float], deployment: str, rounds: int
+) -> dict[str, Any]:
+    """Return the columns of a trial after its last evaluated round; nothing before the first.
+
+    Args:
+        rows: Rows of metrics.csv.
+        seconds: Time that the trial has spent, by purpose.
+        deployment: Name of the deployment.
+        rounds: Number of rounds of a complete trial.
+
+    Returns:
+        `round`, the number of rounds done; `val_METRIC` and, if the test parts have been evaluated
+        in this round, `test_METRIC`; `loss`, the mean training loss of the last round; `up_bytes`,
+        `down_bytes`, `peer_bytes` and `setup_bytes`, the sums over all rounds; `train_seconds`,
+        `evaluate_seconds` and `seconds`, the whole time.
+
+    >>> rows = [
+    ...     Row(2, "train", "", "up_bytes", 80),
+    ...     Row(2, "train", "", "loss", 1.5),
+    ...     Row(2, "validation", "personal", "accuracy", 0.5),
+    ... ]
+    >>> found = reported(rows, {"train": 1.0, "evaluate": 0.5, "total": 2.0}, "personal", 4)
+    >>> found["round"], found["val_accuracy"], found["loss"], found["up_bytes"], found["seconds"]
+    (2, 0.5, 1.5, 80, 2.0)
+    """
+    number = last_round(rows)
+    if number is None:
+        return {}
+    metrics = {
+        f"{prefix}_{name}": value
+        for split, prefix in (("validation", "val"), ("test", "test"))
+        for name, value in metrics_at(rows, number, deployment, rounds, split).items()
     }
-    if number < rounds:
-        return found.get(deployment, found.get(PERSONAL))
-    return found.get(deployment)
+    loss = {row.metric: row.value for row in rows if row[:2] == (number, "train")}
+    return {
+        "round": number,
+        **metrics,
+        **{name: value for name, value in loss.items() if name == "loss"},
+        **totals([row for row in rows if row.round <= number])["communication"],
+        "train_seconds": seconds.get("train", 0.0),
+        "evaluate_seconds": seconds.get("evaluate", 0.0),
+        "seconds": seconds.get("total", 0.0),
+    }
+
+
+def of_deployment(metric: str, deployment: str) -> str:
+    """Return the name of a metric and of its deployment as text; `personal` is left out.
+
+    >>> of_deployment("macro F1", "personal"), of_deployment("macro F1", "noft")
+    ('macro F1', 'macro F1 of noft')
+    """
+    return metric if deployment == PERSONAL else f"{metric} of {deployment}"

@@ -1,7 +1,7 @@
 """Which parameters of a method the score depends on: fANOVA over its finished trials."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flbench.results.study_folder import Trial
 from flbench.tuning.search_space import Parameter
@@ -9,8 +9,7 @@ from flbench.tuning.search_space import Parameter
 ENOUGH = 8  # finished trials: a random forest that is fitted to fewer says little
 
 
-@dataclass(frozen=True)
-class Importance:
+class Importance(NamedTuple):
     """Importance of each parameter: the share of the score's variance that it explains alone.
 
     Attributes:
@@ -25,7 +24,7 @@ class Importance:
 
 
 def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> Importance:
-    """Compute the importance of a method's parameters by fANOVA.
+    """Compute the importance of a method's parameters by Optuna's fANOVA.
 
     Left out are fixed parameters, conditional parameters that some trials lack, and trials with a
     value outside its range, such as a default of null.
@@ -47,44 +46,29 @@ def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> Impo
         return Importance(
             {}, f"Too few finished trials in the ranges: {len(scored)}, and {ENOUGH} are needed."
         )
-    varying = [one for one in parameters if _varies(one, scored)]
     if len({trial.score for trial in scored}) < 2:
         return Importance({}, "All finished trials have the same score.")
+    columns = {p.path: [trial.params.get(p.path, ...) for trial in scored] for p in parameters}
+    varied = {path for path, its in columns.items() if ... not in its and len(set(its)) > 1}
+    varying = [parameter for parameter in parameters if parameter.path in varied]
     if not varying:
         return Importance({}, "No parameter varies over all finished trials.")
     try:
-        shares = _fanova(varying, scored)
+        import optuna
+        from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+        from optuna.trial import FixedTrial, create_trial
     except ImportError:
         return Importance({}, "Optuna is not installed: pip install 'flbench[tune]'.")
-    left = ", ".join(one.path for one in parameters if one not in varying)
-    why = f"Left out: {left} (fixed, or not set in each trial)." if left else ""
-    return Importance(dict(sorted(shares.items(), key=lambda item: -item[1])), why)
-
-
-def _varies(parameter: Parameter, trials: Sequence[Trial]) -> bool:
-    """Whether all trials set a parameter, and to different values."""
-    path = parameter.path
-    return all(path in trial.params for trial in trials) and (
-        len({trial.params[path] for trial in trials}) > 1
-    )
-
-
-def _fanova(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> dict[str, float]:
-    """Return Optuna's fANOVA importances by configuration key; their sum is 1."""
-    import optuna
-    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
-    from optuna.trial import FixedTrial, create_trial
-
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
-    for trial in trials:
+    for trial in scored:
         fixed = FixedTrial(dict(trial.params))
-        for parameter in parameters:
+        for parameter in varying:
             parameter.suggest(fixed)
         study.add_trial(
             create_trial(params=fixed.params, distributions=fixed.distributions, value=trial.score)
         )
-    shares: dict[str, float] = get_param_importances(
-        study, evaluator=FanovaImportanceEvaluator(seed=0)
-    )
-    return shares
+    shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+    left = ", ".join(path for path in columns if path not in varied)
+    why = f"Left out: {left} (fixed, or not set in each trial)." if left else ""
+    return Importance(dict(sorted(shares.items(), key=lambda item: -item[1])), why)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from os import PathLike
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flbench.calls import arguments, names, parts
 from flbench.calls.arguments import Section
@@ -19,6 +19,9 @@ from flbench.data import partition_files
 from flbench.experiment.engines import with_device
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning.request import require_ray_tune
+
+if TYPE_CHECKING:
+    from flbench.tuning.search_space import Parameter
 
 
 def trainable(
@@ -184,7 +187,6 @@ def space(
     """
     require_ray_tune()
     from flbench.tuning import library
-    from flbench.tuning.ray_space import to_ray
 
     if searcher not in (None, "optuna"):
         raise ConfigError(f"`searcher` must be optuna or None, got {searcher!r}.")
@@ -192,10 +194,41 @@ def space(
     method = section["name"]
     config, _ = resolve(arguments.layers("tuning.space", None, {"algorithm": section}))
     file = None if path is None else arguments.path_of(path, "path")
-    found = library.load([method], file, rounds=config.train.rounds if rounds is None else rounds)[
-        method
-    ]
+    rounds = config.train.rounds if rounds is None else rounds
+    found = library.load([method], file, rounds=rounds)[method]
     if searcher == "optuna":
         return found.suggest
     values = leaves(config.tree())
-    return to_ray(found, {key: values[key] for key in found.parameters})
+    return {
+        path: _domain(one)
+        if not one.when
+        else _conditional(one, found.required(path), values[path])
+        for path, one in found.parameters.items()
+    }
+
+
+def _conditional(
+    parameter: "Parameter", required: Mapping[str, tuple[Any, ...]], default: Any
+) -> Any:
+    """Return a function that draws a parameter where its conditions hold, for Ray Tune."""
+    from ray import tune
+
+    def drawn(config: Mapping[str, Any]) -> Any:
+        if not all(config[other] in these for other, these in required.items()):
+            return default
+        domain = _domain(parameter)
+        return domain if parameter.fixed else domain.sample()
+
+    return tune.sample_from(drawn)
+
+
+def _domain(parameter: "Parameter") -> Any:
+    """Return Ray Tune's object for a parameter without its conditions."""
+    from ray import tune
+
+    if parameter.choices:
+        return parameter.choices[0] if parameter.fixed else tune.choice(list(parameter.choices))
+    if parameter.whole:  # Ray Tune's upper end is exclusive
+        kind = tune.lograndint if parameter.log else tune.randint
+        return kind(parameter.low, parameter.high + 1)
+    return (tune.loguniform if parameter.log else tune.uniform)(parameter.low, parameter.high)

@@ -9,7 +9,7 @@ import numpy as np
 
 from flbench.config import trust
 from flbench.config.resolve import resolve, resolve_written
-from flbench.config.schema import Config, EngineConfig, OwnModelConfig, OwnTermConfig
+from flbench.config.schema import Config
 from flbench.config.sources import Layer, folder_of
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError, UserError
@@ -22,11 +22,10 @@ from flbench.experiment import assembly, own_metrics, provenance
 from flbench.experiment.engines import on_this_machine, with_device
 from flbench.metrics import names as metric_names
 from flbench.metrics.classes import rare_classes
-from flbench.tuning import deployments, fitting, library
+from flbench.tuning import deployments, library
 from flbench.tuning.proposals import Proposals
-from flbench.tuning.reading import parse
 from flbench.tuning.request import TuneRequest, check, check_metric, resources_of, with_defaults
-from flbench.tuning.search_space import Space
+from flbench.tuning.search_space import Space, parse
 from flbench.tuning.study import StudyFolder, now
 from flbench.workers.nesting import is_elsewhere
 from flbench.workers.ray_resources import Resources
@@ -90,16 +89,6 @@ class PreparedStudy:
         }
 
 
-def _check_own_optimizer(space: Space, config: Config) -> None:
-    """Raise a ConfigError if an optimizer is searched that a LightningModule makes itself."""
-    searched = [path for path in space.parameters if path.startswith("train.optimizer.")]
-    if config.has_own_optimizer and searched:
-        raise ConfigError(
-            f"`{searched[0]}` of the space of {space.method} ({space.source}) cannot be searched:"
-            " with `model.lightning` the module makes the optimizer. Give a space without it."
-        )
-
-
 def prepare(
     request: TuneRequest, layers: dict[str, list[Layer]], parcel: Parcel = NOTHING
 ) -> PreparedStudy:
@@ -119,39 +108,33 @@ def prepare(
     resolved = {method: resolve(mine) for method, mine in found.items()}
     config = resolved[request.methods[0]][0]
     check_metric(request.metric, config.evaluation)
-    if request.metric == "confusable_f1" and config.evaluation.confusable is None:
-        raise ConfigError(
-            "`metric=confusable_f1` needs evaluation.confusable: `own`, or the folder of a run."
-        )
     if config.train.early_stopping.patience is not None:
         raise ConfigError(
             "`train.early_stopping.patience` cannot be used in a study, whose trials have equal"
-            " budgets. Leave it out; `scheduler=asha` stops trials that are worse"
-            " than others."
+            " budgets. Leave it out; `scheduler=asha` stops trials that are worse than others."
         )
     notes: list[str] = []
     if request.seeds in (1, 2):
         notes.append(
-            f"`seeds={request.seeds}`: with fewer than 3 seeds, no difference between"
-            " methods can be claimed."
+            f"`seeds={request.seeds}`: with fewer than 3 seeds, no difference can be claimed."
         )
     spaces = library.load(request.methods, request.space, rounds=config.train.rounds)
     for method in request.methods:
-        spaces[method], fit_notes = fitting.fit(spaces[method], found[method])
+        spaces[method], fit_notes = library.fit(spaces[method], found[method])
         notes += fit_notes
-        _check_own_optimizer(spaces[method], config)
     federation = load(config, request.metric)
-    engine = _found(request, config.engine)
-    resources = resources_of(request, engine)
+    engine = config.engine
+    if is_elsewhere(request.address) and engine.device == "auto" and request.gpus is not None:
+        engine = engine.altered(device="cuda" if request.gpus else "cpu")
+    resources = resources_of(request, with_device(engine, request.address, "`address`"))
     configs = {}
     for method, (mine, _) in resolved.items():
         configs[method], found_notes = complete(mine, federation, resources, request.deployment)
         notes += found_notes
-    origins = {method: places for method, (_, places) in resolved.items()}
     prepared = PreparedStudy(
         request,
         configs,
-        origins,
+        {method: places for method, (_, places) in resolved.items()},
         spaces,
         federation,
         resources,
@@ -160,13 +143,6 @@ def prepare(
     )
     prepared.proposals()  # raises an error if a grid is larger than the budget
     return prepared
-
-
-def _found(request: TuneRequest, asked: EngineConfig) -> EngineConfig:
-    """Return the section `engine` with the device on which trials are trained."""
-    if is_elsewhere(request.address) and asked.device == "auto" and request.gpus is not None:
-        asked = asked.altered(device="cuda" if request.gpus else "cpu")
-    return with_device(asked, request.address, "`address`")
 
 
 def load(config: Config, metric: str) -> Federation:
@@ -181,44 +157,31 @@ def load(config: Config, metric: str) -> Federation:
             for these data.
     """
     federation = assembly.load_federation(config)
+    name, classes = federation.dataset.name, federation.classes
     if federation.dataset.targets is not None:
         raise ConfigError(
-            "a study looks for the largest value of a metric of classes, and"
-            f" `{federation.dataset.name}` has targets that are not classes. Try values one by one"
-            " with fl.federate, and compare the validation metrics of the runs."
+            f"a study looks for the largest value of a metric of classes, and `{name}` has targets"
+            " that are not classes. Try values one by one with fl.federate."
         )
     if not any(len(rows) for rows in federation.partition.parts["validation"]):
-        target = config.evaluation.target_accuracy
-        rounds = (
-            f" The rounds to evaluation.target_accuracy={target:g} would be counted by the test"
-            " accuracy, which a study must not see."
-            if target is not None
-            else ""
-        )
         raise UserError(
-            f"`metric={metric}` is computed on validation samples, and no client"
-            f" has any (partition.split={list(config.partition.split)}).{rounds} Set a share for"
-            " them, such as partition.split=[0.6,0.2,0.2]."
+            f"`metric={metric}` is computed on validation samples, and no client has any"
+            f" (partition.split={list(config.partition.split)}). Set a share for them, such as"
+            " partition.split=[0.6,0.2,0.2]."
         )
-    if metric in metric_names.RANKING_WITH_MEANS and federation.classes != 2:
-        raise ConfigError(
-            f"`metric={metric}` is for data with two classes, and"
-            f" `{federation.dataset.name}` has {federation.classes}. Choose another metric, such as"
-            " accuracy or balanced_accuracy."
-        )
-    counts = federation.counts.sum(dim=0)
-    if metric in metric_names.RARE and not rare_classes(counts, config.evaluation.rare)[0]:
-        raise ConfigError(
-            f"`metric={metric}` is for data with rare classes, and"
-            f" `{federation.dataset.name}` has none by evaluation.rare={config.evaluation.rare}."
-            " Choose another metric, such as balanced_accuracy."
-        )
-    for one in own_metrics.make(config.evaluation, federation.classes):
-        if one.is_loss and metric in (one.name, *(f"{one.name}{suffix}" for suffix in SUFFIXES)):
-            raise ConfigError(
-                f"`metric={metric}`: smaller values of this metric are better, and a"
-                " study looks for the largest. Give it another metric, such as 1 minus this one."
-            )
+    rare, _ = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
+    losses = [one.name for one in own_metrics.make(config.evaluation, classes) if one.is_loss]
+    why = ""
+    if metric in metric_names.RANKING_WITH_MEANS and classes != 2:
+        why = f"is for data with two classes, and `{name}` has {classes}"
+    elif metric in metric_names.RARE and not rare:
+        why = f"is for data with rare classes, and `{name}` has none by evaluation.rare"
+    elif metric == "confusable_f1" and config.evaluation.confusable is None:
+        why = "needs evaluation.confusable"
+    elif metric in [f"{one}{suffix}" for one in losses for suffix in ("", *SUFFIXES)]:
+        why = "has smaller values that are better, and a study looks for the largest"
+    if why:
+        raise ConfigError(f"`metric={metric}` {why}. Choose another one, such as macro_f1.")
     return federation
 
 
@@ -263,6 +226,7 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     spaces = [space.tree() for space in prepared.spaces.values()]
     trees = [config.tree() for config in prepared.configs.values()]
     trust.record(folder.path, _cluster(request), *spaces, *trees)
+    (folder.path / "methods").mkdir()
     for method, config in prepared.configs.items():
         folder.write(f"methods/{method}.yaml", to_yaml(config.tree(), prepared.origins[method]))
     packed, description = partition_files.encode(
@@ -324,27 +288,18 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> PreparedStudy:
             f" {CURE}"
         )
     partition_files.check_unchanged(folder.path, federation.partition, federation.dataset, CURE)
+    resources = resources_of(request, configs[request.methods[0]].engine)
     for config in configs.values():
-        if _has_own_parts(config):
-            # Compares the hashes here: in a trial, a difference would count as its failure.
-            simple = on_this_machine(config.engine.altered(name="sequential"))
-            assembly.build(config, federation, engine=simple)
+        # Hashes of own parts are compared here: in a trial, a difference would be its failure.
+        complete(config, federation, resources, request.deployment)
     return PreparedStudy(
         request,
         configs,
         {method: places for method, (_, places) in resolved.items()},
         spaces,
         federation,
-        resources_of(request, configs[request.methods[0]].engine),
+        resources,
     )
-
-
-def _has_own_parts(config: Config) -> bool:
-    """Whether the method, the net, a loss term or a metric is the user's own."""
-    terms = any(isinstance(term, OwnTermConfig) for term in config.train.terms)
-    net = isinstance(config.model, OwnModelConfig)
-    is_own = config.algorithm.source is not None
-    return is_own or net or terms or bool(config.evaluation.metrics)
 
 
 def _validation_samples(federation: Federation, config: Config, metric: str) -> int:

@@ -15,7 +15,6 @@ LEAST, MOST, SHARE = 4, 10, 3
 """TPE draws one trial in SHARE at random, at least LEAST and at most MOST of them."""
 CANDIDATES: Final = 24
 """Optuna's default of TPE. It is given to Optuna, as all that proposals depend on."""
-COUNTED: Final = 20_000  # an error message counts the combinations of a grid up to this number
 
 
 class Proposals:
@@ -35,13 +34,15 @@ class Proposals:
         batch: Number of trials that TPE proposes at once.
 
     Raises:
-        ConfigError: A grid has more combinations than there are trials, or Optuna is not installed.
+        ConfigError: A grid has more combinations than there are trials.
     """
 
     def __init__(
         self, search: str, space: Space, defaults: Params, *, seed: int, trials: int, batch: int
     ) -> None:
-        optuna = _optuna()
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         name = int.from_bytes(sha256(space.method.encode()).digest()[:8], "big")
         own = int(generator(seed, "search", name).integers(2**31))
         sampler = optuna.samplers.RandomSampler(seed=own)
@@ -104,31 +105,11 @@ def grid(space: Space, defaults: Params, trials: int) -> list[Params]:
     """
     others = (params for params in space.grid() if params != defaults)
     found = list(islice(others, trials))
-    if len(found) >= trials:
-        count = trials + sum(1 for _ in islice(others, COUNTED))
-        more = "at least " if count >= trials + COUNTED else ""
-        sizes = ", ".join(f"{p} {len(kind.grid())}" for p, kind in space.parameters.items())
-        raise ConfigError(
-            f"`search=grid`: the grid of `{space.method}` ({space.source}) has {more}{count:,}"
-            f" combinations besides the defaults, and `trials` is {trials}. Values of each:"
-            f" {sizes}. Set `trials` to {more}{count + 1:,}, set a key yourself, which takes it"
-            " out of the search, or use `search=random`."
-        )
-    return found
-
-
-def _optuna() -> Any:
-    """Import Optuna, which would announce every study.
-
-    Raises:
-        ConfigError: Optuna is not installed.
-    """
-    try:
-        import optuna
-    except ImportError as error:
-        raise ConfigError(
-            "a search needs the package `optuna`, which is not installed: pip install"
-            " 'flbench[tune]'"
-        ) from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
+    if len(found) < trials:
+        return found
+    sizes = ", ".join(f"{p} {len(kind.grid())}" for p, kind in space.parameters.items())
+    raise ConfigError(
+        f"`search=grid`: the grid of `{space.method}` ({space.source}) has more combinations than"
+        f" the {trials} `trials`. Values of each: {sizes}. Raise `trials`, set a key yourself,"
+        " which takes it out of the search, or use `search=random`."
+    )

@@ -10,7 +10,7 @@ import ray
 from ray import tune
 from ray.util.placement_group import PlacementGroup
 
-from flbench.workers.actor_pool import OUT_OF_MEMORY, why_lost
+from flbench.workers.actor_pool import why_lost
 from flbench.workers.ray_resources import Resources, workers_of
 
 # Environment variables of Ray Tune. The study folder holds all that a resumed study needs, so that
@@ -82,32 +82,23 @@ def bundles(
 
 
 def reason_of(trial: Any) -> str:
-    """Return one line with the error of a trial's last failure."""
-    try:
-        # Ray Tune's accessor reads a copy of this file that is written later.
-        with Path(trial.pickled_error_file).open("rb") as file:
-            error = ray.cloudpickle.load(file)
-    except (OSError, TypeError):  # no file, or no path of one
-        return _reason_in_text(trial)
-    is_loss = isinstance(error, ray.exceptions.RayError)
-    if is_loss and not isinstance(error, ray.exceptions.RayTaskError):
-        return why_lost(error)
-    cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return f"{type(cause).__name__}: {lines[0] if lines else 'no message'}"
+    """Return one line with the error of a trial's last failure.
 
-
-def _reason_in_text(trial: Any) -> str:
-    """Return one line with the last failure, of which Ray Tune has written the text alone.
-
-    It pickles the errors of actors and of their tasks, and no others, such as those of its memory
-    monitor.
+    Ray Tune pickles the errors of actors and of their tasks. Of others, such as those of its memory
+    monitor, it writes the text alone.
     """
     try:
-        text = Path(trial.error_file).read_text("utf-8", "replace")
-    except (OSError, TypeError):
-        return "Ray Tune gives no reason."
-    last = re.split(r"^Failure # .*$", text, flags=re.MULTILINE)[-1].strip()
-    if OUT_OF_MEMORY in last:
-        return why_lost(ray.exceptions.OutOfMemoryError(last))
-    return last.splitlines()[0].strip() if last else "Ray Tune gives no reason."
+        # Ray Tune's accessor reads a copy of this file that is written later.
+        error = ray.cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+    except (OSError, TypeError):  # no file, or no path of one
+        try:
+            text = Path(trial.error_file).read_text("utf-8", "replace")
+        except (OSError, TypeError):
+            return "Ray Tune gives no reason."
+        return why_lost(re.split(r"^Failure # .*$", text, flags=re.MULTILINE)[-1])
+    if isinstance(error, ray.exceptions.RayError) and not isinstance(
+        error, ray.exceptions.RayTaskError
+    ):
+        return why_lost(error)
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {next(iter(str(cause).strip().splitlines()), 'no message')}"

@@ -1,6 +1,5 @@
 """The report of a study: its search, before the comparison of its methods."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -17,13 +16,11 @@ from flbench.analysis.shown import TABLES
 from flbench.analysis.tables import Analysis
 from flbench.reports import render
 from flbench.reports.shown import Chapter, Column, Drawn, Part, Shown, score, tenth, whole
-from flbench.results.study_folder import DIGITS, PERSONAL, STATES, StoredStudy, Trial, best_trial
+from flbench.results.study_folder import DIGITS, PERSONAL, STATES, StoredStudy, best_trial
 from flbench.tuning import study_figures
-from flbench.tuning.fitting import is_limit
+from flbench.tuning.deployments import of_deployment
 from flbench.tuning.importance import Importance, importance
-from flbench.tuning.reading import parameters
-from flbench.tuning.reported import of_deployment
-from flbench.tuning.search_space import Parameter, shown
+from flbench.tuning.search_space import Parameter, parse, shown
 
 GAINS: Final = {
     "better": "tuning helped {}",
@@ -32,6 +29,12 @@ GAINS: Final = {
     "no claim": "there is no claim about tuning for {}",
 }
 """What the test of the tuned against the default parameters says, by its verdict."""
+BUDGET: Final = (
+    "Each method has the same number of trials with the same number of rounds, on the same"
+    " partition and with the same cohorts; a scheduler may stop trials early. Trial 0 has the"
+    " default hyper-parameters. Trials are scored on validation parts only, after the last round,"
+    " and the best finished trial wins; the validation loss decides between equal scores."
+)
 OPPOSITE: Final = {"better": "worse", "worse": "better"}
 TRIALS: Final = {
     "method": "str",
@@ -72,7 +75,7 @@ class StudyReport:
     def extra(self) -> Extra:
         """What the report has besides the comparison."""
         methods = [Chapter(name, [*self._parts(name)]) for name in self.study.methods]
-        search: list[Part] = [self.budget, self.table, self._progress()]
+        search: list[Part] = [BUDGET, self.table, self._progress()]
         if self.failures:
             search.append(Chapter("Trials that failed or have no score", [self.failures]))
         tree = asdict(self.study.header) | {"notes": self.notes, "failures": self.failures}
@@ -86,12 +89,6 @@ class StudyReport:
             {"search": tree},
             {"trials": self.trials},
         )
-
-    @property
-    def tree(self) -> dict[str, Any]:
-        """The whole report as values of JSON."""
-        found: dict[str, Any] = json.loads(comparison_report.json_of(self.analysis, self.extra))
-        return found
 
     @property
     def gains(self) -> list[str]:
@@ -108,6 +105,8 @@ class StudyReport:
                 said[GAINS[found]].append(method)
         won = {name: self.study.winner(name) for name in self.study.methods}
         kept = [name for name, one in won.items() if one is not None and one.index == 0]
+        if len(won) == 1:  # the answer of the comparison says it
+            said = {}
         said["no trial was better than the default parameters of {}"] = kept
         parts = [text.format(answer.listing(names)) for text, names in said.items() if names]
         population = comparison.sampling_at(comparison.places[0]).population
@@ -122,8 +121,9 @@ class StudyReport:
     @cached_property
     def axes(self) -> Mapping[str, list[Parameter]]:
         """Parameters of each method's space."""
+        file = self.study.path / "study.json"
         return {
-            method: parameters(entry.space_tree, self.study.path / "study.json")
+            method: [*parse(entry.space_tree, {}, str(file)).parameters.values()]
             for method, entry in self.study.header.methods.items()
         }
 
@@ -149,11 +149,8 @@ class StudyReport:
     def facts(self) -> dict[str, str]:
         """Settings of the study, as text by name."""
         header = self.study.header
-        models = (
-            "the personal models"
-            if header.deployment == PERSONAL
-            else f"the deployment `{header.deployment}`"
-        )
+        is_personal = header.deployment == PERSONAL
+        models = "personal models" if is_personal else f"deployment `{header.deployment}`"
         on = " on the partition of the search" if header.vary == "training" else " and partition"
         return {
             "data": f"{header.dataset}, {header.scheme}",
@@ -161,23 +158,12 @@ class StudyReport:
             "budget": f"{count(header.trials, 'trial')} of {count(header.rounds, 'round')} for"
             f" each method, then {count(header.seeds, 'repetition')} of the default and of the best"
             f" parameters, each with another seed{on}",
-            "metric": f"{answer.words(header.metric)} of {models}",
+            "metric": f"{answer.words(header.metric)} of the {models}",
             "search": f"{header.search}, scheduler {header.scheduler}, seed {header.seed}",
             "begun": header.created,
             "git revision": header.git_revision or "-",
             "command": " ".join(header.command),
         }
-
-    @property
-    def budget(self) -> str:
-        """Explanation of the equal budget."""
-        return (
-            "Each method has the same number of trials with the same number of rounds, on the same"
-            " partition and with the same cohorts; a scheduler may stop trials early. Trial 0 has"
-            " the default hyper-parameters. Trials are scored on validation parts only, after the"
-            " last round, and the best finished trial wins; the validation loss decides between"
-            " equal scores."
-        )
 
     @property
     def notes(self) -> list[str]:
@@ -206,22 +192,18 @@ class StudyReport:
         won = self.study.winner(method)
         if won is None or won.score is None or len(scores) == 1:
             return []
+        decides = "the validation loss decides between equal scores."
         if len(set(scores)) == 1:
             return [
                 f"{method}: the validation {self.metric} is {won.score:.4f} in each of"
-                f" {len(scores)} trials, so the search has compared their losses alone. Search by"
-                " another metric (--metric), or with more rounds (--rounds) or validation samples"
-                " (partition.split)."
+                f" {len(scores)} trials; {decides} Search by another metric (--metric), or with"
+                " more rounds (--rounds) or validation samples (partition.split)."
             ]
         sample = 1 / header.validation if header.validation else 0.0
         done = [t.score for t in trials if t.state == "finished" and t.score is not None]
         near = sum(round(won.score - score - sample, DIGITS) <= 0 for score in done)
-        if near == 1:
-            return []
-        return [
-            f"{method}: {near} trials within about one validation sample ({sample:.4f}) of the best"
-            f" validation {self.metric}; the validation loss decides between equal scores."
-        ]
+        within = f"within about one validation sample ({sample:.4f}) of the best {self.metric}"
+        return [f"{method}: {near} trials {within}; {decides}"] if near > 1 else []
 
     @property
     def said(self) -> list[str]:
@@ -240,12 +222,21 @@ class StudyReport:
     @property
     def failures(self) -> list[str]:
         """A sentence for each trial that failed or has no score, and for each lost method."""
-        lines = [line for trial in self.study.trials if (line := _failure(trial, self.metric))]
-        lost = [name for name in self.study.methods if self.study.winner(name) is None]
+        lines = []
+        for trial in self.study.trials:
+            where = f"{trial.method}, trial {trial.index}: {trial.state}"
+            if trial.state == "finished" and trial.score is None:
+                lines.append(
+                    f"{where} without a score: the validation parts have no {self.metric}."
+                )
+            elif trial.state in ("failed", "diverged"):
+                again = f" ({trial.attempts} attempts)" if trial.attempts > 1 else ""
+                why = trial.reason or "no reason is given."
+                lines.append(f"{where} after {count(trial.round, 'round')}{again}: {why}")
         return lines + [
             f"{name}: no trial has finished with a score, so there is no winner."
-            for name in lost
-            if self.study.trials_of(name)
+            for name in self.study.methods
+            if self.study.winner(name) is None and self.study.trials_of(name)
         ]
 
     @property
@@ -300,8 +291,7 @@ class StudyReport:
             rows,
             f"Default and best: validation {self.metric} of the default trial and of the best one,"
             " each from one training with the seed of the study; the score of the best of many"
-            " trials is optimistic. Stopped: by the scheduler. Rounds and seconds are sums over all"
-            " trials.",
+            " trials is optimistic. Rounds and seconds are sums over all trials.",
         )
 
     def parameters(self, method: str) -> Shown | None:
@@ -309,14 +299,14 @@ class StudyReport:
         won = self.study.winner(method)
         if won is None:
             return None
-        defaults = self.study.header.methods[method].defaults
+        defaults, edges = self.study.header.methods[method].defaults, self._edges(method)
         rows = [
             (
                 axis.path,
                 axis.values,
                 shown(defaults[axis.path]) if axis.path in defaults else "-",
                 shown(won.params[axis.path]) if axis.path in won.params else "not set",
-                edge(axis, won, method),
+                edges.get(axis.path, ""),
             )
             for axis in self.axes[method]
         ]
@@ -340,8 +330,16 @@ class StudyReport:
     def _edges(self, method: str) -> dict[str, str]:
         """Return warnings about best values at an end of their range, by parameter."""
         won = self.study.winner(method)
-        found = {} if won is None else {a.path: edge(a, won, method) for a in self.axes[method]}
-        return {path: warning for path, warning in found.items() if warning}
+        ends = (
+            {}
+            if won is None
+            else {a.path: a.end(won.params.get(a.path)) for a in self.axes[method]}
+        )
+        return {
+            path: f"at the {end} end: widen the space, if the parameter allows it"
+            for path, end in ends.items()
+            if end
+        }
 
     def _found(self, method: str) -> dict[str, Any]:
         """Return the entries of report.json on the best trial of a method."""
@@ -399,15 +397,6 @@ class StudyReport:
         )
 
 
-def edge(axis: Parameter, won: Trial, method: str) -> str:
-    """Return a warning if the best value lies at an end of its range; "" otherwise."""
-    end = axis.end(won.params.get(axis.path))
-    if end is None:
-        return ""
-    what = ", which is a limit of the parameter itself" if is_limit(axis, end, method) else ""
-    return f"at the {end} end{what or ': widen the space'}"
-
-
 def search_failure(study: StoredStudy) -> str | None:
     """Return why a study, or a method of it, has no result; None if each method has a winner.
 
@@ -423,18 +412,6 @@ def search_failure(study: StoredStudy) -> str | None:
     which = "" if len(lost) == len(study.methods) else f" of {', '.join(lost)}"
     said = [f"{method}: {reason}" for method, reason in reasons.items() if reason]
     return " ".join([f"no trial{which} finished with a score.", *said])
-
-
-def _failure(trial: Trial, metric: str) -> str:
-    """Return why a trial of the search has no score, or failed; "" if neither is the case."""
-    where = f"{trial.method}, trial {trial.index}"
-    if trial.state == "finished" and trial.score is None:
-        return f"{where}: finished without a score: the validation parts have no {metric}."
-    if trial.state not in ("failed", "diverged"):
-        return ""
-    again = f" ({trial.attempts} attempts)" if trial.attempts > 1 else ""
-    why = trial.reason or "no reason is given."
-    return f"{where}: {trial.state} after {count(trial.round, 'round')}{again}: {why}"
 
 
 def count(number: int, what: str) -> str:

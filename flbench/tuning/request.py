@@ -79,8 +79,9 @@ class TuneRequest:
 
 
 def require_ray_tune() -> None:
-    """Raise a ConfigError if Ray Tune is not installed."""
+    """Raise a ConfigError if Ray Tune or Optuna is not installed."""
     try:
+        import optuna  # noqa: F401
         import ray.tune  # noqa: F401
     except ImportError as error:
         raise ConfigError(
@@ -108,12 +109,9 @@ def check(request: TuneRequest) -> None:
         check_whole(option, getattr(request, option), least)
     if request.concurrent is not None:
         check_whole("jobs", request.concurrent, 1)
-    if request.gpus is not None and (
-        isinstance(request.gpus, bool)
-        or not isinstance(request.gpus, int | float)
-        or not 0 <= request.gpus < math.inf
-    ):
-        raise ConfigError(f"`gpus_per_trial` must be a number of at least 0, got {request.gpus!r}.")
+    gpus: Any = request.gpus
+    if gpus is not None and not (isinstance(gpus, int | float) and 0 <= gpus < math.inf):
+        raise ConfigError(f"`gpus_per_trial` must be a number of at least 0, got {gpus!r}.")
     if request.address is not None and request.concurrent is None:
         raise ConfigError(
             "`address` needs `jobs`, the number of trials that run at"
@@ -182,28 +180,18 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
     on_gpu = engine.device.startswith("cuda")
     if on_gpu:  # a trial sees the GPU that Ray assigns to it as device 0
         engine = engine.altered(device="cuda")
-    if request.gpus is not None:
-        _check_gpus(request.gpus, engine, on_gpu=on_gpu)
-    gpus = float(on_gpu) if request.gpus is None else request.gpus
+    asked = request.gpus
+    if asked is not None and engine.name == "ray":
+        raise ConfigError(
+            f"`gpus_per_trial={asked}`: with engine.name=ray, each worker uses one GPU. Leave the"
+            " option out, or name another engine."
+        )
+    if asked is not None and bool(asked) != on_gpu:
+        raise ConfigError(
+            f"`gpus_per_trial={asked}`: trials train with engine.device={engine.device}. Leave the"
+            " option out, or set another device."
+        )
+    gpus = float(on_gpu) if asked is None else asked
     resources = Resources(1, engine, gpus, request.retries, request.address)
     at_once = request.concurrent or max(1, there // resources.cpus)
     return replace(resources, concurrent=at_once)
-
-
-def _check_gpus(gpus: float, engine: EngineConfig, *, on_gpu: bool) -> None:
-    """Raise a ConfigError if the number of GPUs contradicts the engine."""
-    asked = f"`gpus_per_trial={gpus}`"
-    if engine.name == "ray":
-        raise ConfigError(
-            f"{asked}: with engine.name=ray, each worker uses one GPU. Leave the option out, or"
-            " name another engine."
-        )
-    if on_gpu and not gpus:
-        raise ConfigError(
-            f"{asked}: trials train on a GPU. Set engine.device=cpu, or a number above 0."
-        )
-    if gpus and not on_gpu:
-        raise ConfigError(
-            f"{asked}: trials train on the CPU (engine.device={engine.device}). Remove the option,"
-            " or set engine.device=cuda if there is a GPU."
-        )

@@ -5,18 +5,19 @@ folders of the trials, give the same proposals, and a trial that was interrupted
 checkpoint. Nothing of Ray Tune's own state is needed for it.
 """
 
+import math
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import cloudpickle
-import ray
 from numpy.typing import NDArray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
@@ -24,22 +25,38 @@ from ray.tune.search import Searcher
 
 from flbench.config.sources import Layer
 from flbench.core.errors import RunError, UserError
+from flbench.core.wording import listed
+from flbench.jobs.job import Job, Outcome
+from flbench.jobs.progress import JobProgress
 from flbench.results import metrics_file
-from flbench.tuning.deployments import score_at
+from flbench.tuning.deployments import metrics_at, of_deployment
 from flbench.tuning.prepare import PreparedStudy
-from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.proposals import Proposals
 from flbench.tuning.ray_tune import Reservations, bundles, quiet, reason_of
-from flbench.tuning.reported import of_deployment
 from flbench.tuning.request import FACTOR, grace_of
-from flbench.tuning.study import ENDS, Record, StudyFolder, TrialFolder, now, of_record, winner
+from flbench.tuning.study import BEGUN, ENDS, Record, StudyFolder, TrialFolder, now, winner
 from flbench.tuning.trial import WORST, Base, of_study
-from flbench.tuning.waits import Waits
 from flbench.workers import ray_session
-from flbench.workers.actor_pool import OUT_OF_MEMORY, check_unchanged, digest, why_lost
+from flbench.workers.actor_pool import (
+    NOTICE,
+    OUT_OF_MEMORY,
+    amounts,
+    check_unchanged,
+    digest,
+    end_of_wait,
+    nodes_have,
+    why_lost,
+)
 from flbench.workers.pool import LostError
 from flbench.workers.portable import portable
 from flbench.workers.ray_driver import RayDriver
+from flbench.workers.ray_resources import Resources, workers_of
+
+LOOK: Final = 4.0
+"""Seconds between two looks at the nodes of the cluster."""
+HOLD: Final = 10.0
+"""Seconds that Ray has to find other nodes for what it had reserved on one that is lost."""
+NAMED: Final = 3  # trials that a sentence names
 
 
 def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
@@ -52,53 +69,27 @@ def begin_again(folder: StudyFolder) -> None:
     """Let trials of a resumed study begin again that have failed because their worker did.
 
     They do so if their method has no winner. Otherwise another trial could win after the trainings
-    of the winner.
+    of the winner. The trials of later batches of TPE are removed: Optuna proposed their parameters
+    when the lost trials counted as failures.
     """
-    if folder.description().get("search") == "optuna":
-        _remove_proposals_after(folder, _lost(folder))
-    for record in _lost(folder):
-        again = {"state": "running", "reason": None, "ended": None, "lost": False}
-        of_record(folder.path, record).write(record | again)
-
-
-def _remove_proposals_after(folder: StudyFolder, lost: Sequence[Record]) -> None:
-    """Remove the trials of the batches after the first lost trial of each method.
-
-    Optuna proposed their parameters when the lost trials counted as failures. With their scores it
-    proposes others.
-    """
-    size = folder.description()["batch"]
+    header = folder.description()
+    size = header["batch" if header["search"] == "optuna" else "trials"]
     first: dict[str, int] = {}  # batch by method
-    for record in lost:
+    for record in _lost(folder):
         first.setdefault(record["method"], record["index"] // size)  # records are in order
     for record in [*folder.records()]:
-        method = record["method"]
-        if method in first and record["index"] // size > first[method]:
-            path = of_record(folder.path, record).path
+        if record["index"] // size > first.get(record["method"], math.inf):
+            path = folder.trial(record).path
             # A kill in between leaves no configuration with which another trial would continue.
             (path / "config.yaml").unlink(missing_ok=True)
             shutil.rmtree(path)
+    for record in _lost(folder):
+        folder.trial(record).write(record | BEGUN)
 
 
-def how_to_resume(folder: StudyFolder, prepared: PreparedStudy) -> str | None:
-    """Return the command that trains again what has failed because its worker did; None if nothing.
-
-    It has half as many trials at once if memory was the reason.
-    """
-    reasons = [str(record["reason"]) for record in _lost(folder)]
-    if not reasons:
-        return None
-    if not any("memory" in reason for reason in reasons):
-        return folder.resume_command
-    return _with_fewer(folder, prepared)
-
-
-def _with_fewer(folder: StudyFolder, prepared: PreparedStudy) -> str:
-    """Return the command that resumes a study with half as many trials at once, at least one."""
-    command, fewer = folder.resume_command, max(1, prepared.resources.concurrent // 2)
-    if command.endswith(")"):  # a call of fl.resume
-        return f"{command[:-1]}, jobs={fewer})"
-    return f"{command} --jobs {fewer}"
+def how_to_resume(folder: StudyFolder) -> str | None:
+    """Return the command that trains lost trials again; None if there are none."""
+    return folder.resume_command if _lost(folder) else None
 
 
 def _lost(folder: StudyFolder) -> list[Record]:
@@ -107,10 +98,6 @@ def _lost(folder: StudyFolder) -> list[Record]:
     methods = {record["method"] for record in records}
     won = {name for name in methods if winner(one for one in records if one["method"] == name)}
     return [one for one in records if one.get("lost") and one["method"] not in won]
-
-
-Seen = tuple[str, int, int, float]
-"""An evaluation of a trial: method, number of the trial, rounds done, score."""
 
 
 def carry_out(
@@ -171,74 +158,65 @@ def _carried_out(
 def train(folder: StudyFolder, prepared: PreparedStudy, *, shown: bool = True) -> None:
     """Train the trials of a study on the cluster to which this process is connected."""
     quiet()
-    request = prepared.request
-    progress = ProgressTable(
-        methods=tuple(prepared.spaces),
-        metric=of_deployment(request.metric, request.deployment),
-        trials=request.trials,
-        rounds=prepared.config.train.rounds,
-    )
+    progress = TrialProgress(folder, prepared)
     progress.console.quiet = not shown
-    progress.add_ended(record for record in folder.records() if record["state"] in ENDS)
-    losses: list[str] = []  # why Ray Tune has ended before its trials, by Ray's memory monitor
+    retries = prepared.resources.retries
     with progress.live():
         while not is_over(folder, prepared):
-            left = [record for record in folder.records() if record["state"] not in ENDS]
-            progress.add_interrupted(left)
-            _fit(folder, prepared, progress, losses)
+            try:
+                _fit(folder, prepared, progress)
+            except RuntimeError as error:
+                # Ray Tune does not expect this error of a worker that it waits for.
+                if OUT_OF_MEMORY not in str(error) or ray_session.are_lost():
+                    raise
+                why = f"a trial failed: {why_lost(error)}"
+                if not retries:
+                    raise RunError(f"{why} Resume with: {folder.resume_command}") from error
+                retries -= 1
+                progress.note(f"{why} All that have begun continue from their last checkpoints.")
+                Reservations.release()
 
 
-def _fit(
-    folder: StudyFolder, prepared: PreparedStudy, progress: ProgressTable, losses: list[str]
-) -> None:
-    """Let Ray Tune train what is left, until the end, or until it must begin again without a node.
+class TrialJob(Job):
+    """A trial, whose number stands in place of that of a repetition."""
 
-    `losses` says why Ray Tune has ended before its trials; a reason is added.
-    """
+    @property
+    def which(self) -> str:
+        return f"trial {self.repetition}"
+
+
+class TrialProgress(JobProgress):
+    """Progress of the trials of a study, as that of jobs."""
+
+    def __init__(self, folder: StudyFolder, prepared: PreparedStudy) -> None:
+        request = prepared.request
+        self._metric = of_deployment(request.metric, request.deployment)
+        self._trials = {
+            (method, index): TrialJob(f"{method}/{index:03d}", method, "", "", index, config, {})
+            for method, config in prepared.configs.items()
+            for index in range(request.trials)
+        }
+        super().__init__([*self._trials.values()], folder, prepared.resources.kind)
+
+    def begin_trial(self, trial: TrialFolder) -> None:
+        """Note that a trial is being trained."""
+        self.begin(self._trials[trial.method, trial.index])
+
+    def end_trial(self, record: Record) -> None:
+        """Note that a trial has ended, and print a line about it."""
+        score, state = record["score"], record["state"]
+        found = "" if score is None else f", validation {self._metric} {score:.4f}"
+        reason = record["reason"] if state in ("failed", "diverged") else None
+        outcome = Outcome(reason, seconds=(record["seconds"] or {}).get("total", 0.0))
+        self.end(
+            self._trials[record["method"], record["index"]], reason, outcome, f"{state}{found}"
+        )
+
+
+def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) -> None:
+    """Let Ray Tune train what is left, until the end or until it must begin again."""
     samples = prepared.federation.x.numpy()
     sha256, storage = digest(samples), folder.path / "search"
-    search, scheduler = _search(folder, prepared, progress)
-    events = Events(search, progress, Waits(prepared.resources, progress.note))
-    shutil.rmtree(storage, ignore_errors=True)
-    try:
-        _tuner(folder, prepared, sha256, storage, search, scheduler, events).fit()
-    except StudyStopped as stopped:
-        if not events.begins_again:
-            raise LostError(str(stopped)) from None
-    except tune.TuneError as error:
-        last = str(error).strip().splitlines()[-1]
-        raise RunError(f"Ray Tune failed ({last}). Resume with: {folder.resume_command}") from error
-    except RuntimeError as error:
-        # Ray Tune does not expect this error of a worker that it waits for.
-        if OUT_OF_MEMORY not in str(error) or ray_session.are_lost():
-            raise
-        losses.append(why_lost(ray.exceptions.OutOfMemoryError(str(error))))
-        if len(losses) > prepared.resources.retries:
-            raise RunError(
-                f"a trial failed: {losses[-1]} This happened {len(losses)} times. Resume with:"
-                f" {_with_fewer(folder, prepared)}"
-            ) from error
-        progress.note(
-            f"a trial failed: {losses[-1]} All trials that have begun continue from their last"
-            " checkpoints."
-        )
-        events.begins_again = True
-    if events.begins_again:
-        Reservations.release()
-        return
-    search.remove_leftovers()  # a worker may have saved a trial after it was stopped
-    shutil.rmtree(storage, ignore_errors=True)
-    if search.refused is not None:
-        raise search.refused
-    if not is_over(folder, prepared):
-        raise LostError("Ray Tune stopped before the end.")
-    check_unchanged(samples, sha256)
-
-
-def _search(
-    folder: StudyFolder, prepared: PreparedStudy, progress: ProgressTable
-) -> tuple["Search", "Halving | None"]:
-    """Return what hands out the trials, and what stops them; None if nothing does."""
     request, config, scheduler = prepared.request, prepared.config, None
     if request.scheduler == "asha":
         grace = grace_of(config.train.rounds, config.evaluation_period)
@@ -249,11 +227,29 @@ def _search(
         prepared.proposals(),
         trials=request.trials,
         common={"seed": config.seed, "rounds": config.train.rounds},
-        on_end=progress.end,
+        progress=progress,
         was_stopped=lambda *one: scheduler is not None and one in scheduler.stopped,
         keeps_all=config.output.keep_trials == "all",
     )
-    return search, scheduler
+    events = Events(search, progress, prepared.resources)
+    shutil.rmtree(storage, ignore_errors=True)
+    try:
+        _tuner(folder, prepared, sha256, storage, search, scheduler, events).fit()
+    except StudyStopped as stopped:
+        if stopped.reason is not None:
+            raise LostError(stopped.reason) from None
+        Reservations.release()
+        return
+    except tune.TuneError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise RunError(f"Ray Tune failed ({last}). Resume with: {folder.resume_command}") from error
+    search.remove_leftovers()  # a worker may have saved a trial after it was stopped
+    shutil.rmtree(storage, ignore_errors=True)
+    if search.refused is not None:
+        raise search.refused
+    if not is_over(folder, prepared):
+        raise LostError("Ray Tune stopped before the end.")
+    check_unchanged(samples, sha256)
 
 
 def _tuner(
@@ -267,10 +263,22 @@ def _tuner(
 ) -> tune.Tuner:
     """Return the Tuner of a study; Ray keeps one copy of the samples for all trials."""
     resources, federation = prepared.resources, prepared.federation
+    files = tuple((folder.path / f"partition.{kind}").read_bytes() for kind in ("npz", "json"))
+    bases = {
+        method: Base(
+            Layer(config.tree(), prepared.origins[method]),
+            (files[0], files[1]),
+            prepared.request.deployment,
+            sha256,
+            prepared.parcel,
+            folder.resume_command,
+        )
+        for method, config in prepared.configs.items()
+    }
     function = tune.with_parameters(
         of_study,
         study=folder.path,
-        bases=_bases(folder, prepared, sha256),
+        bases=bases,
         metric=prepared.request.metric,
         samples=federation.x.numpy(),
         rest=federation.without_samples(),
@@ -294,22 +302,6 @@ def _tuner(
     )
 
 
-def _bases(folder: StudyFolder, prepared: PreparedStudy, sha256: str) -> dict[str, Base]:
-    """Return what all trials of a method have in common, by method."""
-    files = tuple((folder.path / f"partition.{kind}").read_bytes() for kind in ("npz", "json"))
-    return {
-        method: Base(
-            Layer(config.tree(), prepared.origins[method]),
-            (files[0], files[1]),
-            prepared.request.deployment,
-            sha256,
-            prepared.parcel,
-            folder.resume_command,
-        )
-        for method, config in prepared.configs.items()
-    }
-
-
 class Search(Searcher):  # type: ignore[misc]
     """Hands out the trials of all methods, one method after the other, and records how they end.
 
@@ -318,7 +310,7 @@ class Search(Searcher):  # type: ignore[misc]
         proposals: What proposes the trials of each method.
         trials: Number of trials of each method.
         common: Entries that all records of trials have.
-        on_end: Function that gets the record of each trial that has ended.
+        progress: Progress of the trials.
         was_stopped: Function that returns whether the scheduler has stopped a trial. Ray Tune may
             end one early because its worker died; that one is handed out again.
         keeps_all: Whether the checkpoints of trials that have lost are kept.
@@ -335,13 +327,13 @@ class Search(Searcher):  # type: ignore[misc]
         *,
         trials: int,
         common: Record,
-        on_end: Callable[[Record], None],
+        progress: TrialProgress,
         was_stopped: Callable[[str, int], bool] = lambda method, index: False,
         keeps_all: bool = False,
     ) -> None:
         super().__init__()
-        self._study, self._proposals, self._each = folder.path, proposals, trials
-        self._common, self._on_end, self._keeps_all = common, on_end, keeps_all
+        self._study, self._proposals, self._each = folder, proposals, trials
+        self._common, self._progress, self._keeps_all = common, progress, keeps_all
         self._was_stopped = was_stopped
         self._records: dict[str, dict[int, Record]] = {method: {} for method in proposals}
         for record in folder.records():
@@ -356,7 +348,7 @@ class Search(Searcher):  # type: ignore[misc]
         for method, proposals in self._proposals.items():
             records, given = self._records[method], proposals.given(self._records[method])
             for index, params in enumerate(given):
-                trial, record = TrialFolder(self._study, method, index), records.get(index)
+                trial, record = TrialFolder(self._study.path, method, index), records.get(index)
                 if record is not None and record["params"] != params:
                     self.refused = UserError(
                         f"{trial.path} began with {record['params']}, and Optuna proposes {params}"
@@ -368,6 +360,7 @@ class Search(Searcher):  # type: ignore[misc]
                     continue
                 self._begun.add(trial.name)
                 self.trials[trial_id] = trial
+                self._progress.begin_trial(trial)
                 return {"method": method, "index": index, "params": params}
             ended = sum(record["state"] in ENDS for record in records.values())
             is_over &= ended == self._each
@@ -394,7 +387,7 @@ class Search(Searcher):  # type: ignore[misc]
         records[trial.index] = record
         self.remove_leftovers()
         if not error:
-            self._on_end(record)
+            self._progress.end_trial(record)
 
     def say_why(self, trial_id: str, reason: str) -> None:
         """Record why a trial failed. Ray Tune tells the reason after the trial has ended."""
@@ -405,7 +398,7 @@ class Search(Searcher):  # type: ignore[misc]
         if record["lost"]:
             record["reason"] = reason
             trial.write(record)
-        self._on_end(record)
+        self._progress.end_trial(record)
 
     def remove_leftovers(self) -> None:
         """Remove the checkpoints of trials that have lost, unless all are kept.
@@ -420,8 +413,9 @@ class Search(Searcher):  # type: ignore[misc]
             best = winner(ended)
             for record in ended:
                 if best is None or record["index"] != best.index:
-                    lost = of_record(self._study, record).path / "checkpoints"
-                    shutil.rmtree(lost, ignore_errors=True)
+                    shutil.rmtree(
+                        self._study.trial(record).path / "checkpoints", ignore_errors=True
+                    )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return an empty state: the study folder has all that a resumed study needs."""
@@ -431,16 +425,19 @@ class Search(Searcher):  # type: ignore[misc]
         """Save nothing: the study folder has all that a resumed study needs."""
 
 
+Seen = tuple[str, int, int, float]
+"""An evaluation of a trial: method, number of the trial, rounds done, score."""
+
+
 def seen_in(folder: StudyFolder, prepared: PreparedStudy) -> Iterator[Seen]:
     """Yield the evaluations of the trials that have begun."""
     request, rounds = prepared.request, prepared.config.train.rounds
     for record in folder.records():
-        file = of_record(folder.path, record).path / "metrics.csv"
+        file = folder.trial(record).path / "metrics.csv"
         rows = metrics_file.read(file) if file.is_file() else []
         for number in dict.fromkeys(row.round for row in rows if row.split == "validation"):
-            score = score_at(rows, number, request.metric, request.deployment, rounds)
-            score = WORST if score is None else score
-            yield record["method"], record["index"], number, score
+            found = metrics_at(rows, number, request.deployment, rounds)
+            yield record["method"], record["index"], number, found.get(request.metric, WORST)
 
 
 class Halving(FIFOScheduler):  # type: ignore[misc]
@@ -506,48 +503,94 @@ class Halving(FIFOScheduler):  # type: ignore[misc]
 
 
 class StudyStopped(BaseException):
-    """Ends Ray Tune's loop. After an Exception, Ray Tune would call its servers first."""
+    """Ends Ray Tune's loop. After an Exception, Ray Tune would call its servers first.
+
+    Args:
+        reason: Why the study ends; None if its trials begin again.
+    """
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Events(tune.Callback):  # type: ignore[misc]
-    """Tells the search and the progress table what happens to trials.
+    """Tells the search and the user what happens to trials, and looks after those that wait.
+
+    If a node of the cluster is lost, the trials begin again on those that are left; if none is
+    left, a wait that is too long ends the study.
 
     Args:
         search: The search.
-        progress: Progress table of the study.
-        waits: Watches over the trials that do not run.
-
-    Attributes:
-        begins_again: Whether the loop was stopped so that the trials begin again on other nodes.
+        progress: Progress of the trials.
+        resources: Resources of each trial, and how long trials may wait while none runs.
     """
 
-    def __init__(self, search: Search, progress: ProgressTable, waits: Waits) -> None:
-        self._search, self._progress, self._waits = search, progress, waits
-        self.begins_again = False
+    def __init__(self, search: Search, progress: TrialProgress, resources: Resources) -> None:
+        self._search, self._progress, self._resources = search, progress, resources
+        self._workers = workers_of(resources) if resources.engine.name == "ray" else None
+        count = self._workers or 1
+        cpus = resources.cpus if self._workers is None else count
+        self._needs = {"CPU": float(cpus), "GPU": count * resources.gpus}
+        self._checked = time.monotonic()
+        self._broken: float | None = None  # time since when a node is missing
+        self._since: float | None = None  # time since when trials wait and none runs
+        self._due = NOTICE  # seconds of a wait after which the user is told next
 
     def __getstate__(self) -> dict[str, Any]:
         """Return an empty state: Ray Tune's snapshots are not used to resume a study."""
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Raise StudyStopped if the trials wait for what is not there."""
+        """Raise StudyStopped if a node is lost, or the trials wait for what is not there."""
         waiting, running = (
             [self._search.trials[one.trial_id].name for one in trials if one.status == status]
             for status in ("PENDING", "RUNNING")
         )
-        if (note := self._waits.must_begin_again(waiting, running)) is not None:
-            self._progress.note(note)
-            self.begins_again = True
-            raise StudyStopped
-        if (reason := self._waits.look(waiting, running)) is not None:
-            raise StudyStopped(reason)
+        now_is = time.monotonic()
+        if now_is - self._checked >= LOOK / 2:
+            self._checked = now_is
+            self._look_for_lost_nodes(waiting, running)
+        if running or not waiting:
+            self._since, self._due = None, NOTICE
+            return
+        self._since = now_is if self._since is None else self._since
+        waited, patience = now_is - self._since, self._resources.engine.wait_seconds
+        if waited < min(self._due, patience):
+            return
+        self._due = waited + NOTICE
+        sentence = f"no trial has run for {waited:.0f} s. {listed(waiting, NAMED)}: waiting for"
+        if "CREATED" in Reservations.states():
+            sentence += " a worker process, which is starting on CPUs that Ray has reserved."
+        else:
+            sentence += f" {amounts(self._needs)}. {nodes_have(self._needs)}"
+        if waited >= patience:
+            raise StudyStopped(f"{sentence} {end_of_wait(patience)}")
+        self._progress.note(sentence)
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """Update the rounds that the trial has done."""
-        if "round" in result:
-            self._progress.update(self._search.trials[trial.trial_id], result["round"])
+    def _look_for_lost_nodes(self, waiting: list[str], running: list[str]) -> None:
+        """Raise StudyStopped if trials must begin again, because a node is lost.
+
+        A trial that has lost a part of its reservation waits until Ray finds another node for it.
+        Ray gives CPUs that become free to other trials first, and knows only the number of CPUs
+        that was asked for when the cluster was larger.
+        """
+        left = self._workers if self._workers is None else workers_of(self._resources)
+        is_short = left is not None and left < (self._workers or 0)
+        if not (running and "RESCHEDULING" in Reservations.states()) and not (
+            is_short and waiting and not running
+        ):
+            self._broken = None
+            return
+        self._broken = self._broken or self._checked
+        if self._checked - self._broken >= HOLD:
+            less = f" with engine.workers={left}, as many as are left" if is_short else ""
+            self._progress.note(
+                f"a node of the Ray cluster was lost. {listed(running or waiting, NAMED)}: waiting"
+                f" for {amounts(self._needs)}. All trials that have begun continue from their last"
+                f" checkpoints on the nodes that are left{less}; the results are the same."
+            )
+            raise StudyStopped
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Count another attempt of a trial whose worker failed, and print a note."""
@@ -556,7 +599,6 @@ class Events(tune.Callback):  # type: ignore[misc]
         folder = self._search.trials[trial.trial_id]
         if (record := folder.read()) is not None:
             folder.write(record | {"attempts": record["attempts"] + 1})
-        self._progress.interrupt(folder)
         self._progress.note(
             f"{folder.name} failed ({reason_of(trial)}), and resumes from its checkpoint."
         )

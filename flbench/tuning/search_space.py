@@ -1,6 +1,12 @@
-"""Search spaces of methods, which draw the parameters of a trial of Optuna one after another."""
+"""Search spaces of methods, which draw the parameters of a trial of Optuna one after another.
+
+Their YAML files are described in `spaces/README.md`; `parse` reports all errors of a file together,
+each with its line.
+"""
 
 import inspect
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, isfinite, log
@@ -9,7 +15,7 @@ from typing import Any, Final, Literal
 from flbench.config.schema import Config
 from flbench.config.sources import has_value, value_at
 from flbench.core import parts
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, did_you_mean
 
 Scalar = str | int | float | bool | None
 Params = dict[str, Scalar]
@@ -17,6 +23,20 @@ Params = dict[str, Scalar]
 
 DIGITS: Final = 6  # significant digits of a drawn number, so that it can be typed again
 EDGE: Final = 0.05  # share of a range that counts as one of its ends
+SECTIONS: Final = ("algorithm", "train", "model")
+NEVER_SEARCHED: Final = ("algorithm.name", "model.name", "train.rounds", "train.participation")
+"""Keys that no trial may change: the budget and the cohorts are the same for all trials. The keys
+of `train.early_stopping` belong to them."""
+FORMS: Final = {
+    "uniform": "uniform: [0.1, 1.0]",
+    "loguniform": "loguniform: [1.0e-3, 0.3]",
+    "int": "int: [2, 8]",
+    "choice": "choice: [a, b, c]",
+    "fixed": "fixed: uniform",
+}
+"""An example of each type of parameter."""
+ROUNDS: Final = re.compile(r"(\d+(?:\.\d*)?) rounds")
+LARGEST: Final = 1e15  # whole numbers below it are exact as floats
 
 
 @dataclass(frozen=True)
@@ -48,8 +68,7 @@ class Parameter:
     def values(self) -> str:
         """The values as text, such as `0.001 to 0.1, log`."""
         if self.choices:
-            words = ", ".join(map(shown, self.choices))
-            return f"fixed: {words}" if self.fixed else words
+            return f"{'fixed: ' if self.fixed else ''}{', '.join(map(shown, self.choices))}"
         return f"{shown(self.low)} to {shown(self.high)}{', log' if self.log else ''}"
 
     @property
@@ -59,22 +78,21 @@ class Parameter:
 
     def suggest(self, trial: Any) -> Scalar:
         """Return the value that a trial of Optuna draws for the parameter."""
-        value: Scalar
         if self.choices:
-            value = trial.suggest_categorical(self.path, self.choices)
-        elif self.whole:
-            value = trial.suggest_int(self.path, self.low, self.high, log=self.log)
-        else:
-            drawn = trial.suggest_float(self.path, self.low, self.high, log=self.log)
-            value = min(max(float(f"{drawn:.{DIGITS}g}"), self.low), self.high)
-        return value
+            value: Scalar = trial.suggest_categorical(self.path, self.choices)
+            return value
+        kind = trial.suggest_int if self.whole else trial.suggest_float
+        return self._rounded(kind(self.path, self.low, self.high, log=self.log))
 
-    def at(self, place: float) -> Scalar:
+    def at(self, place: float) -> float:
         """Return the value at a position on the axis of a range: 0 and 1 are its ends."""
         if self.log:
             number = exp((1 - place) * log(self.low) + place * log(self.high))
         else:
             number = (1 - place) * self.low + place * self.high
+        return self._rounded(number)
+
+    def _rounded(self, number: float) -> float:
         near = round(number) if self.whole else float(f"{number:.{DIGITS}g}")
         return min(max(near, self.low), self.high)
 
@@ -82,12 +100,12 @@ class Parameter:
         """Return all choices, or the ends and the middle of a range."""
         return self.choices or tuple(dict.fromkeys((self.low, self.at(0.5), self.high)))
 
-    def holds(self, value: object) -> bool:
+    def holds(self, value: Any) -> bool:
         """Whether the parameter can take a value."""
         if self.choices:
             return value in self.choices
-        fits = _is_number(value) and self.low <= value <= self.high  # type: ignore[operator]
-        return fits and (not self.whole or float(value).is_integer())  # type: ignore[arg-type]
+        is_inside = _is_number(value) and self.low <= value <= self.high
+        return is_inside and (not self.whole or float(value).is_integer())
 
     def is_active(self, values: Mapping[str, Scalar]) -> bool:
         """Whether the conditions of the parameter hold, given values of other parameters."""
@@ -96,26 +114,18 @@ class Parameter:
     def position(self, value: Any) -> float | None:
         """Return the position of a value: 0 and 1 are the ends; None if the axis cannot show it."""
         if self.choices:
-            if value not in self.choices:
-                return None
-            return (self.choices.index(value) + 0.5) / len(self.choices)
+            known = value in self.choices
+            return (self.choices.index(value) + 0.5) / len(self.choices) if known else None
         if not _is_number(value) or (self.log and value <= 0):
             return None
-        if self.low == self.high:
-            return 0.5 if value == self.low else None
         if self.log:
             return log(value / self.low) / log(self.high / self.low)
         return float((value - self.low) / (self.high - self.low))
 
-    def position_in(self, params: Mapping[str, Any]) -> float | None:
-        """Return the position of a trial; None if it lacks the parameter or lies off the axis."""
-        return self.position(params[self.path]) if self.path in params else None
-
     def extended(self, values: Iterable[Any]) -> "Parameter":
         """Return the parameter with its axis extended so that it contains the values."""
         if self.choices:
-            more = [value for value in values if value not in self.choices]
-            return replace(self, choices=(*self.choices, *dict.fromkeys(more)))
+            return replace(self, choices=tuple(dict.fromkeys([*self.choices, *values])))
         numbers = [value for value in values if _is_number(value) and (value > 0 or not self.log)]
         whole = self.whole and all(float(value).is_integer() for value in numbers)
         low, high = min([self.low, *numbers]), max([self.high, *numbers])
@@ -240,9 +250,149 @@ class Space:
         return replace(self, parameters=kept)
 
     def tree(self) -> dict[str, Any]:
-        """Return the space as dicts and lists for YAML and JSON, which `reading.parse` reads."""
+        """Return the space as dicts and lists for YAML and JSON, which `parse` reads."""
         parameters = {path: parameter.tree() for path, parameter in self.parameters.items()}
         return {"method": self.method, "space": parameters}
+
+
+def parse(
+    tree: Mapping[str, Any],
+    origins: Mapping[str, str],
+    source: str,
+    *,
+    rounds: int | None = None,
+) -> Space:
+    """Parse a search space.
+
+    Args:
+        tree: Mapping with the keys `method` and `space`, from a YAML file or from `Space.tree`.
+        origins: File and line of each value, by dotted key.
+        source: Name of the file, for values without an origin.
+        rounds: Value of `train.rounds`; None if no range is given as a share of it.
+
+    Raises:
+        ConfigError: The space has errors. There is one line for each.
+    """
+    keys = ("method", "space")
+    errors = [
+        f"`{key}` is not a key of a search space ({origins.get(key, source)})."
+        f"{did_you_mean(str(key), keys)} Keys there: method, space."
+        for key in tree
+        if key not in keys
+    ]
+    entries = tree.get("space")
+    if not isinstance(entries, dict) or not entries:
+        errors.append(f"{source}: `space` must be a mapping of parameters, got {entries!r}.")
+        entries = {}
+    known: dict[str, Parameter] = {}
+    space = Space(str(tree.get("method")), known, source)
+    for path, entry in entries.items():
+        place = origins.get(f"space.{path}", source)
+        try:
+            known[path] = _parameter(str(path), entry, place, rounds)
+            _check_conditions(known[path], space)
+        except ValueError as error:
+            errors.append(f"`{path}` ({place}) {error}.")
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return space
+
+
+def why_not_searched(path: str, config: Mapping[str, Any] | None = None) -> str:
+    """Return why trials cannot have own values of a key, as the end of a sentence; or "".
+
+    Args:
+        path: The dotted key.
+        config: The configuration of the trials as a tree, if it is known.
+    """
+    if path.partition(".")[0] not in SECTIONS:
+        return (
+            f"cannot be searched, only `seed` and keys of {', '.join(SECTIONS)} can: all trials"
+            " share the data and their partition"
+        )
+    if path in NEVER_SEARCHED or path.startswith("train.early_stopping."):
+        return "is the same for all trials and methods of a search: remove it"
+    if path.startswith("train.optimizer.") and (config or {}).get("model", {}).get("lightning"):
+        return "cannot be searched: with `model.lightning` the module makes the optimizer"
+    return ""
+
+
+def _parameter(path: str, entry: object, place: str, rounds: int | None) -> Parameter:
+    """Parse an entry, or raise a ValueError with the end of a sentence."""
+    if why := why_not_searched(path):
+        raise ValueError(why)
+    if path in SECTIONS:
+        raise ValueError(f"is a section: write dotted keys, such as `{path}.KEY`")
+    kinds = [key for key in entry if key in FORMS] if isinstance(entry, dict) else []
+    if not isinstance(entry, dict) or len(kinds) != 1:
+        raise ValueError(
+            f"must have one type, like `{{uniform: [0.1, 1.0]}}`, got {entry!r}. Types:"
+            f" {', '.join(FORMS)}"
+        )
+    [kind] = kinds
+    keys = (kind, "when", *(["log"] if kind == "int" else []))
+    for key in entry:
+        if key not in keys:
+            hint = did_you_mean(str(key), keys)
+            raise ValueError(f"has the unknown key `{key}`.{hint} Its keys: {', '.join(keys)}")
+    when = entry.get("when") or {}
+    if not isinstance(when, dict):
+        raise ValueError(f"must have `when` like `{{KEY: VALUE}}`, got {when!r}")
+    conditions = {str(other): tuple(map(_scalar, _listed(these))) for other, these in when.items()}
+    value = entry[kind]
+    if kind in ("choice", "fixed"):
+        choices = tuple(map(_scalar, _listed(value) if kind == "choice" else [value]))
+        if not choices or len({*choices}) < len(choices):  # 1 and true are equal
+            raise ValueError(f"must have different values, like `{FORMS['choice']}`, got {value!r}")
+        return Parameter(path, choices=choices, when=conditions, place=place)
+    ends = [_end(end, rounds) for end in value] if isinstance(value, list) else []
+    is_whole, is_log = kind == "int", kind == "loguniform" or entry.get("log", False)
+    if len(ends) != 2 or ends[0] >= ends[1] or (is_whole and float in map(type, ends)):
+        raise ValueError(f"must have two ends in order, like `{{{FORMS[kind]}}}`, got {value!r}")
+    low, high = ends if is_whole else map(float, ends)
+    if not isinstance(is_log, bool) or (is_log and low < (1 if is_whole else 5e-324)):
+        raise ValueError(f"must have positive ends on a logarithmic scale, got {entry!r}")
+    return Parameter(path, low, high, is_log, is_whole, when=conditions, place=place)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _end(value: object, rounds: int | None) -> int | float:
+    """Parse an end of a range: a number, or `0.5 rounds` as half of `train.rounds`."""
+    if isinstance(value, str) and rounds is not None and (found := ROUNDS.fullmatch(value)):
+        return math.floor(float(found[1]) * rounds + 0.5)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= LARGEST:  # type: ignore[arg-type]
+        raise ValueError(
+            f"must have numbers up to {LARGEST:g} as ends, or shares such as `0.5 rounds`, got"
+            f" {value!r}"
+        )
+    return value  # type: ignore[return-value]
+
+
+def _scalar(value: object) -> Scalar:
+    """Parse a value of a choice."""
+    is_finite = not isinstance(value, float) or isfinite(value)
+    if not (value is None or isinstance(value, str | int | float)) or not is_finite:
+        raise ValueError(f"must have words, finite numbers, true, false or null, got {value!r}")
+    return value
+
+
+def _check_conditions(parameter: Parameter, space: Space) -> None:
+    """Raise a ValueError with the end of a sentence if the parameter can never be active."""
+    for other, values in parameter.when.items():
+        above = space.parameters.get(other)
+        if above is None or above is parameter or not (above.choices or above.whole):
+            hint = did_you_mean(other, [one for one in space.parameters if one != parameter.path])
+            raise ValueError(f"depends on `{other}`, which is no choice or int above it.{hint}")
+        for value in values:
+            if not above.holds(value):
+                hint = did_you_mean(str(value), map(str, above.choices))
+                raise ValueError(f"depends on `{other}`={value!r}, which it can never be.{hint}")
+    if not all(space.required(parameter.path).values()):
+        raise ValueError("can never be active: its conditions contradict each other")
 
 
 def _extended(chosen: Iterator[Params], parameter: Parameter) -> Iterator[Params]:

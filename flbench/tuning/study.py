@@ -10,19 +10,24 @@ from typing import Any, Final
 from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.wording import in_shell
-from flbench.jobs.folder import CampaignFolder
+from flbench.jobs.folder import JobFolder
+from flbench.jobs.job import Job
 from flbench.results.study_folder import Trial, best_trial
 
 Record = dict[str, Any]  # content of a trial.json
 ENDS: Final = ("finished", "stopped", "diverged", "failed")
+BEGUN: Final[Record] = {"state": "running", "reason": None, "ended": None, "lost": False}
+"""Entries of a trial that begins, or goes on. `lost` is true of one that has failed because its
+worker did, for the last time: a resumed study may train it again."""
+NEW: Final[Record] = {"round": 0, "score": None, "loss": None, "seconds": {}, "attempts": 1}
 
 
-class StudyFolder(CampaignFolder):
-    """The folder of a study."""
+class StudyFolder(JobFolder):
+    """The folder of a study. Its jobs are the trials, by the names of their folders."""
 
     marker = "study.json"
     option = "out"
-    inside = "methods"
+    inside = "trials"
     what = "a study folder"
 
     @classmethod
@@ -46,6 +51,15 @@ class StudyFolder(CampaignFolder):
         """
         for file in sorted(self.path.glob("trials/*/*/trial.json")):
             yield read_json(file)
+
+    def trial(self, record: Record) -> "TrialFolder":
+        """Return the folder of the trial of a trial.json."""
+        return TrialFolder(self.path, record["method"], record["index"])
+
+    def is_done(self, job: Job) -> bool:
+        """Return whether a trial has ended."""
+        file = self.run_folder(job) / "trial.json"
+        return file.is_file() and read_json(file)["state"] in ENDS
 
 
 @dataclass(frozen=True)
@@ -92,36 +106,13 @@ class TrialFolder:
     def begin(self, given: Mapping[str, Any]) -> Record:
         """Write and return the record of a trial that begins, or goes on, in this process.
 
-        `lost` is true of a trial that has failed because its worker did, for the last time: a
-        resumed study may train it again.
-
         Args:
             given: Entries of the record: `params`, `seed` and `rounds`, and where the trial runs.
         """
-        ends = {"state": "running", "reason": None, "ended": None, "lost": False}
-        new: Record = {"round": 0, "score": None, "loss": None, "seconds": {}}
-        record = {
-            "method": self.method,
-            "index": self.index,
-            **new,
-            "started": now(),
-            "attempts": 1,
-            **(self.read() or {}),
-            **given,
-            **ends,
-        }
+        new = {"method": self.method, "index": self.index, **NEW, "started": now()}
+        record = new | (self.read() or {}) | dict(given) | BEGUN
         self.write(record)
         return record
-
-
-def of_record(study: Path, record: Record) -> TrialFolder:
-    """Return the folder of the trial of a trial.json."""
-    return TrialFolder(study, record["method"], record["index"])
-
-
-def name_of(record: Record) -> str:
-    """Return the name of the trial of a trial.json."""
-    return of_record(Path(), record).name
 
 
 def winner(records: Iterable[Record]) -> Trial | None:

@@ -1,6 +1,6 @@
 """Figures of a study: trials, their scores, and the importance of parameters."""
 
-import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
@@ -19,9 +19,9 @@ from flbench.results.study_folder import Trial, best_trial
 from flbench.tuning.search_space import Parameter, shown
 
 UNSET = -0.14  # position on an axis of a trial that lacks the parameter
-ASIDE = 0.35  # the same for scatter plots, whose labels lie side by side
 APART = 0.085  # smallest distance of two labels, as a share of an axis
 WIDTH = 9.0  # inches
+BLUE, RED = "#3b6ea5", "#c0392b"
 
 
 @literal
@@ -37,14 +37,22 @@ def parallel(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) ->
         metric: Name of the score.
     """
     drawn = sorted(_scored(trials), key=lambda item: item[1])
-    axes = _free(axes, trials)
-    last = _score_axis(metric, [score for _, score in drawn])
+    axes = [
+        axis.extended([trial.params[axis.path] for trial in trials if axis.path in trial.params])
+        for axis in axes
+        if not axis.fixed
+    ]
+    low, high = drawn[0][1], drawn[-1][1]
+    wide = 0.0 if low < high else 0.01  # an axis has a length also for a single score
+    last = Parameter(metric, low - wide, high + wide)
     figure = Picture(figsize=(WIDTH, 3.9), layout="constrained")
     plot = figure.add_subplot()
-    norm, colours = Normalize(last.low, last.high), _dark("viridis_r")
+    # A colour map without its pale end: all its colours have a contrast of 3 on white.
+    dark = mpl.colormaps["viridis_r"](np.linspace(0.4, 1, 256))
+    norm, colours = Normalize(last.low, last.high), LinearSegmentedColormap.from_list("dark", dark)
     xs = range(len(axes) + 1)
     lines = [
-        [*zip(xs, (*_heights(axes, trial), float(norm(score))), strict=True)]
+        [*zip(xs, (*(_height(axis, trial) for axis in axes), float(norm(score))), strict=True)]
         for trial, score in drawn
     ]
     shades = [colours(norm(score)) for _, score in drawn]
@@ -57,9 +65,15 @@ def parallel(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) ->
         bold = [trial for trial, _ in drawn].index(won)
         plot.plot(*zip(*lines[bold], strict=True), "o-", color=shades[bold], lw=3.2, ms=5, zorder=4)
     for x, axis in zip(xs, [*axes, last], strict=True):
-        _upright(plot, x, axis)
-        if any(axis.position_in(trial.params) is None for trial, _ in drawn if axis is not last):
-            _mark(plot, x, UNSET, "not set")
+        plot.plot([x, x], [0, 1], color="0.25", linewidth=1, zorder=3)
+        for place, word in _ticks(axis):
+            plot.plot([x - 0.02, x], [place, place], color="0.25", linewidth=1, zorder=3)
+            _mark(plot, x, place, word)
+        off = [
+            trial.params.get(axis.path, ...) for trial, _ in drawn if _height(axis, trial) == UNSET
+        ]
+        if axis is not last and off:
+            _mark(plot, x, UNSET, "null" if None in off else "not set")
     plot.set_xlim(-0.45, len(axes) + 0.35)
     plot.set_xticks(xs, [*_names(axes), metric.replace(" ", "\n", 1)], fontsize=8)
     plot.xaxis.tick_top()
@@ -75,32 +89,37 @@ def scatter(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) -> 
 
     Args:
         axes: Axes of the space's parameters; fixed parameters are left out.
-        trials: Trials of one method; those without a score are left out.
+        trials: Trials of one method; those without a score, or without a parameter, are left out.
         metric: Name of the score.
     """
-    drawn, axes, won = _scored(trials), _free(axes, trials), best_trial(trials)
+    axes, won = [axis for axis in axes if not axis.fixed], best_trial(trials)
     wide = min(4, max(1, len(axes)))
     high = max(1, ceil(len(axes) / wide))
     size = (2.3 * wide if wide > 1 else 3.4, 2.1 * high)
     figure = Picture(figsize=size, layout="constrained")
     plots = figure.subplots(high, wide, sharey=True, squeeze=False).ravel()
-    dots = {"marker": "o", "markersize": 4.5, "color": "#3b6ea5"}
-    star = {"marker": "*", "markersize": 11, "color": "#c0392b", "zorder": 3}
-    done = [item for item in drawn if item[0].state == "finished" and item[0] is not won]
-    groups = [
-        (
-            [item for item in drawn if item[0].state != "finished"],
-            dots | {"markerfacecolor": "none"},
-        ),
-        (done, dots),
-        ([item for item in drawn if item[0] is won], star),
-    ]
     for plot, axis, name in zip(plots, axes, _names(axes), strict=False):
-        for group, style in groups:
-            places = [axis.position_in(trial.params) for trial, _ in group]
-            xs = [-ASIDE if place is None else place for place in places]
-            plot.plot(xs, [score for _, score in group], linestyle="none", **style)
-        _level(plot, axis, unset=any(axis.position_in(trial.params) is None for trial, _ in drawn))
+        known: list[Any] = list(axis.choices)
+        for trial, score in _scored(trials):
+            value = trial.params.get(axis.path)
+            if axis.path not in trial.params or (value is None and not known):
+                continue
+            if axis.choices and value not in known:  # a default beside the choices
+                known.append(value)
+            style: dict[str, Any] = {"marker": "o", "markersize": 4.5, "color": BLUE}
+            if trial is won:
+                style = {"marker": "*", "markersize": 11, "color": RED, "zorder": 3}
+            elif trial.state != "finished":
+                style["markerfacecolor"] = "none"
+            plot.plot([known.index(value) if known else value], [score], **style)
+        if known:
+            plot.set_xticks(range(len(known)), map(shown, known))
+            plot.set_xlim(-0.5, len(known) - 0.5)
+        elif axis.log:
+            plot.set_xscale("log")
+        plot.margins(y=0.12)
+        _plain(plot)
+        plot.tick_params(axis="x", rotation=40 if sum(map(len, map(shown, known))) > 22 else 0)
         plot.set_xlabel(name.replace("\n", ""), fontsize=8)
     for plot in plots[len(axes) :]:
         plot.set_visible(False)
@@ -119,12 +138,11 @@ def shares(found: Mapping[str, float]) -> Figure:
     names = list(found)[::-1]
     figure = Picture(figsize=(6.5, 0.55 + 0.3 * len(names)), layout="constrained")
     plot = figure.add_subplot()
-    bars = plot.barh(names, [found[name] for name in names], color="#3b6ea5", height=0.65)
+    bars = plot.barh(names, [found[name] for name in names], color=BLUE, height=0.65)
     plot.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
     plot.set_xlim(0, 1.08)
-    plot.tick_params(labelsize=8)
+    _plain(plot, 8)
     plot.set_xlabel("share of the explained variance of the score", fontsize=8)
-    plot.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -148,18 +166,9 @@ def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
     plot.xaxis.set_major_locator(MaxNLocator(integer=True))
     _plain(plot, 9)
     if plot.lines:
-        columns = 1 + len(plot.lines) // 14
-        plot.legend(
-            frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns
-        )
+        beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+        plot.legend(frameon=False, fontsize=8, ncols=1 + len(plot.lines) // 14, **beside)
     return figure
-
-
-def _dark(name: str) -> Colormap:
-    """Return a colour map without its pale end: all its colours have a contrast of 3 on white."""
-    return LinearSegmentedColormap.from_list(
-        f"dark {name}", mpl.colormaps[name](np.linspace(0.4, 1, 256))
-    )
 
 
 def _scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
@@ -167,49 +176,10 @@ def _scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
     return [(trial, trial.score) for trial in trials if trial.score is not None]
 
 
-def _free(axes: Sequence[Parameter], trials: Sequence[Trial]) -> list[Parameter]:
-    """Return the axes of searched parameters, extended to the values of the trials."""
-    return [
-        axis.extended([trial.params[axis.path] for trial in trials if axis.path in trial.params])
-        for axis in axes
-        if not axis.fixed
-    ]
-
-
-def _score_axis(metric: str, scores: Sequence[float]) -> Parameter:
-    """Return an axis for the scores; it has a positive length even for a single score."""
-    low, high = min(scores, default=0.0), max(scores, default=1.0)
-    wide = 0.0 if low < high else 0.01
-    return Parameter(metric, low - wide, high + wide)
-
-
-def _heights(axes: Sequence[Parameter], trial: Trial) -> list[float]:
-    """Return the position of a trial on each axis."""
-    places = [axis.position_in(trial.params) for axis in axes]
-    return [UNSET if place is None else place for place in places]
-
-
-def _level(plot: Axes, axis: Parameter, *, unset: bool) -> None:
-    """Label the horizontal axis of a scatter plot."""
-    marks = [(-ASIDE, "not set")] * unset + _ticks(axis, 0.22)
-    steep = sum(len(word) for _, word in marks) > 22
-    plot.set_xticks(
-        [place for place, _ in marks],
-        [word for _, word in marks],
-        rotation=40 if steep else 0,
-        ha="right" if steep else "center",
-    )
-    plot.set_xlim(-0.08 - ASIDE * unset, 1.08)
-    plot.margins(y=0.12)
-    _plain(plot)
-
-
-def _upright(plot: Axes, x: float, axis: Parameter) -> None:
-    """Draw an axis of the parallel coordinates and its labels."""
-    plot.plot([x, x], [0, 1], color="0.25", linewidth=1, zorder=3)
-    for place, word in _ticks(axis, APART):
-        plot.plot([x - 0.02, x], [place, place], color="0.25", linewidth=1, zorder=3)
-        _mark(plot, x, place, word)
+def _height(axis: Parameter, trial: Trial) -> float:
+    """Return the position of a trial on an axis; `UNSET` without one."""
+    place = axis.position(trial.params[axis.path]) if axis.path in trial.params else None
+    return UNSET if place is None else place
 
 
 def _mark(plot: Axes, x: float, y: float, word: str) -> None:
@@ -218,28 +188,23 @@ def _mark(plot: Axes, x: float, y: float, word: str) -> None:
     plot.annotate(word, (x - 0.04, y), ha="right", va="center", fontsize=7, bbox=box, zorder=5)
 
 
-def _ticks(axis: Parameter, apart: float) -> list[tuple[float, str]]:
+def _ticks(axis: Parameter) -> list[tuple[float, str]]:
     """Return positions and labels of an axis: its ends, and round numbers if there is room."""
     if axis.choices:
         return [(float(axis.position(value) or 0.0), shown(value)) for value in axis.choices]
-    inside: Sequence[float]
-    if axis.log:
-        inside = LogLocator(subs=(1.0, 2.0, 5.0)).tick_values(axis.low, axis.high)
-        decades = LogLocator().tick_values(axis.low, axis.high)
-        inside = [*decades, *inside]  # decades take precedence over other round numbers
-    else:
-        inside = MaxNLocator(5, integer=axis.whole).tick_values(axis.low, axis.high)
+    scales = (
+        (LogLocator(), LogLocator(subs=(1.0, 2.0, 5.0)))  # decades take precedence
+        if axis.log
+        else (MaxNLocator(5, integer=axis.whole),)
+    )
+    inside = np.concatenate([scale.tick_values(axis.low, axis.high) for scale in scales])
     taken: list[tuple[float, str]] = []
-    for value in (axis.low, axis.high, *map(float, np.asarray(inside))):
+    for value in (axis.low, axis.high, *map(float, inside)):
         place = axis.position(value)
-        room = place is not None and all(abs(place - other) >= apart for other, _ in taken)
+        room = place is not None and all(abs(place - other) >= APART for other, _ in taken)
         if place is not None and room and -1e-9 <= place <= 1 + 1e-9:
-            taken.append((place, _word(value)))
-    return sorted(taken)
-
-
-def _word(value: Any) -> str:
-    return f"{value:.3g}"
+            taken.append((place, f"{value:.3g}"))
+    return taken
 
 
 def _names(axes: Sequence[Parameter]) -> list[str]:
@@ -249,17 +214,7 @@ def _names(axes: Sequence[Parameter]) -> list[str]:
         ".".join(axis.path.split(".")[-2:]) if last.count(name) > 1 else name
         for axis, name in zip(axes, last, strict=True)
     ]
-    return [_broken(name) for name in names]
-
-
-def _broken(name: str, longest: int = 13) -> str:
-    """Break a long name into lines, after underscores and dots."""
-    lines = [""]
-    for piece in re.findall(r"[^_.]+[_.]*", name):
-        if lines[-1] and len(lines[-1] + piece) > longest:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(lines)
+    return [textwrap.fill(one.replace("_", "_ "), 13).replace("_ ", "_") for one in names]
 
 
 def _plain(plot: Axes, size: float = 7) -> None:

@@ -30,9 +30,8 @@ from flbench.jobs.job import Task
 from flbench.jobs.samples import PartitionFiles
 from flbench.jobs.training import run_or_resume
 from flbench.results.summary import last_round, totals
-from flbench.tuning.deployments import score_at
-from flbench.tuning.reading import SECTIONS
-from flbench.tuning.reported import reported
+from flbench.tuning.deployments import metrics_at, reported
+from flbench.tuning.search_space import why_not_searched
 from flbench.tuning.study import Record, TrialFolder, now
 from flbench.workers.actor_pool import check_unchanged
 from flbench.workers.shipping import Parcel
@@ -40,6 +39,8 @@ from flbench.workers.shipping import Parcel
 FOLDER: Final = "flbench"  # in the working directory of the trial of a user's Tuner
 ORIGIN: Final = "config of a trial"
 RESUME: Final = "tune.Tuner.restore(PATH, trainable=..., resume_errored=True)"
+OWN: Final = ("seed", "model.name", "train.rounds", "train.participation")
+"""Keys that a Tuner of the user's own may search, and a study may not."""
 LOSS: Final = "nll"
 WORST: Final = -1.0
 """Score of a trial without one, for schedulers; metrics are in [0, 1]."""
@@ -120,10 +121,8 @@ def train(
     record = folder.begin(given)
 
     def reported_by(run: RunView) -> None:
-        rows, rounds = list(run.rows), run.rounds
-        score, loss = (
-            score_at(rows, run.round, name, base.deployment, rounds) for name in (metric, LOSS)
-        )
+        found = metrics_at(run.rows, run.round, base.deployment, run.rounds)
+        score, loss = found.get(metric), found.get(LOSS)
         seconds = {key: round(value, 3) for key, value in run.seconds.items()}
         record.update(round=run.round, score=score, loss=loss, seconds=seconds)
         folder.write(record)
@@ -297,26 +296,10 @@ def parameters(config: Mapping[str, Any], base: Layer) -> dict[str, Any]:
         for key, value in leaves(dict(config)).items()
     }
     errors = [
-        f"`{key}` ({ORIGIN}) cannot be searched: only `seed` and keys of {', '.join(SECTIONS)} can,"
-        " because all trials share the data and their partition. Give it to fl.tuning.trainable."
+        f"`{key}` ({ORIGIN}) {why}."
         for key in params
-        if key != "seed" and key.partition(".")[0] not in SECTIONS
+        if key not in OWN and (why := why_not_searched(key, base.tree))
     ]
-    if "algorithm.name" in params:
-        errors.append(
-            f"`algorithm.name` ({ORIGIN}) cannot be searched. Make a trainable for each method."
-        )
-    if any(key.startswith("train.early_stopping.") for key in params):
-        errors.append(
-            f"`train.early_stopping` ({ORIGIN}) cannot be searched: the scheduler stops trials."
-        )
-    if base.tree.get("model", {}).get("lightning"):
-        errors += [
-            f"`{key}` ({ORIGIN}) cannot be searched: with `model.lightning` the module makes the"
-            " optimizer."
-            for key in params
-            if key.startswith("train.optimizer.")
-        ]
     if errors:
         raise ConfigError("\n".join(errors))
     if unknown := {key: value for key, value in params.items() if not has_value(base.tree, key)}:

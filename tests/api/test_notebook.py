@@ -111,7 +111,7 @@ def test_interrupt_of_a_kernel_keeps_a_study_and_resume_continues(tmp_path):
     [before] = tmp_path.glob("studies/*/trials/fedavg/000/checkpoints/last.safetensors")
     assert before.is_file()
     assert "[['finished', 100]]" in shown[2]
-    assert "trials/fedavg/000  finished" in shown[2]  # another process calls Ray, and prints
+    assert "fedavg, trial 0  finished" in shown[2]  # another process calls Ray, and prints
 
 
 @pytest.mark.docs

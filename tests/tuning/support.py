@@ -6,8 +6,7 @@ import yaml
 from hypothesis import settings
 
 from flbench.tuning.library import load
-from flbench.tuning.reading import parse
-from flbench.tuning.search_space import Space
+from flbench.tuning.search_space import Space, parse
 
 NO_CLOCK = settings(deadline=None)  # how long an example takes says nothing on a busy machine
 

@@ -4,7 +4,7 @@ import pytest
 
 from flbench.results import study_folder
 from flbench.tuning.importance import ENOUGH, importance
-from flbench.tuning.reading import parameters
+from flbench.tuning.search_space import parse
 from tests.installed import needs
 from tests.tuning.studies import DEFAULTS, SPACE, begin, trial
 
@@ -18,8 +18,8 @@ def found(path, params, score, trials=24, space=SPACE):
         chosen = params(k)
         trial(study, "hfcd", k, score(chosen), params=chosen)
     lines = study_folder.read(study).trials
-    tree = {"space": space}
-    return importance(parameters(tree, study), lines)
+    axes = parse({"method": "hfcd", "space": space}, {}, "test").parameters
+    return importance([*axes.values()], lines)
 
 
 def drawn(k):

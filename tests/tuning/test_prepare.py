@@ -87,8 +87,8 @@ def test_metric_of_the_users_own_can_score_trials(begin, metric):
     ("metric", "said"),
     [
         ("rihgt", "Did you mean `right`"),
-        ("wrong", "`metric=wrong`: smaller values of this metric are better"),
-        ("wrong_worst10", "smaller values"),
+        ("wrong", "`metric=wrong`"),
+        ("wrong_worst10", "`metric=wrong_worst10`"),
     ],
 )
 def test_metric_that_cannot_be_maximized_is_refused(begin, metric, said):
@@ -211,9 +211,9 @@ def test_study_of_other_data_or_damaged_is_refused(begin, changes, said):
 @pytest.mark.parametrize(
     ("engine", "asked", "said"),
     [
-        ({"device": "cpu"}, {"gpus": 0.5}, "train on the CPU"),
-        ({"device": "cuda"}, {"gpus": 0.0}, "train on a GPU"),
-        ({"name": "ray", "device": "cuda"}, {"gpus": 0.5}, "uses one GPU"),
+        ({"device": "cpu"}, {"gpus": 0.5}, "engine.device=cpu"),
+        ({"device": "cuda"}, {"gpus": 0.0}, "engine.device=cuda"),
+        ({"name": "ray", "device": "cuda"}, {"gpus": 0.5}, "engine.name=ray"),
     ],
 )
 def test_engines_that_no_trial_could_have_are_refused(engine, asked, said):

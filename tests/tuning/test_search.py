@@ -1,4 +1,4 @@
-"""How Ray Tune hears of trials, what is written of them, and which are stopped early."""
+"""How Ray Tune hears of trials, what is written of them, which are stopped, and which wait."""
 
 import json
 from types import SimpleNamespace
@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from flbench.cli import app
+from flbench.config.schema import EngineConfig
 from flbench.core.errors import UserError
 from flbench.tuning import search
 from flbench.tuning.request import FACTOR, grace_of
-from flbench.tuning.search import Halving, Search
+from flbench.tuning.search import Events, Halving, Search, StudyStopped, TrialProgress
 from flbench.tuning.study import StudyFolder, TrialFolder
+from flbench.workers.ray_resources import Resources
 
 GIVEN = {"seed": 0, "rounds": 4}
 
@@ -31,8 +33,9 @@ class Counting:
 def search_of(study, *methods, trials=2, batch=None, **options):
     ended = []
     proposals = {method: Counting(trials, batch) for method in methods or ["a"]}
+    progress = SimpleNamespace(begin_trial=lambda trial: None, end_trial=ended.append)
     made = Search(
-        StudyFolder(study), proposals, trials=trials, common=GIVEN, on_end=ended.append, **options
+        StudyFolder(study), proposals, trials=trials, common=GIVEN, progress=progress, **options
     )
     made.ended = ended
     return made
@@ -165,15 +168,15 @@ def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(tmp_path, w
 
 
 @pytest.mark.parametrize(
-    ("reasons", "states", "wanted"),
+    ("reasons", "states"),
     [
-        (["the memory of the machine was full"] * 2, ["running", "running"], "--jobs 3"),
-        (["its machine has ended", "no space left"], ["running", "running"], ""),
-        (["no space left", None], ["failed", "finished"], None),
+        (["the memory of the machine was full", "its machine has ended"], ["running", "running"]),
+        (["no space left", None], ["failed", "finished"]),
     ],
 )
-def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states, wanted):
-    """With half as many at once after a lack of memory; never where a method has a winner."""
+def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states):
+    """Never where a method has a winner."""
+    (tmp_path / "study.json").write_text(json.dumps({"search": "random", "trials": 2}))
     made = search_of(tmp_path)
     for name, reason in zip("xy", reasons, strict=True):
         made.suggest(name)
@@ -183,31 +186,22 @@ def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states
         made.on_trial_complete(name, None, error=reason is not None)
         if reason is not None:
             made.say_why(name, reason)
-    folder = StudyFolder(tmp_path)
-    prepared = SimpleNamespace(
-        resources=SimpleNamespace(concurrent=7),
-        spaces={"a": None},
-        request=SimpleNamespace(trials=2),
-    )
-    in_python = StudyFolder(tmp_path, "fl.resume('a')")
+    is_lost = states[0] == "running"
+    folder = StudyFolder(tmp_path, "fl.resume('a')")
+    prepared = SimpleNamespace(spaces={"a": None}, request=SimpleNamespace(trials=2))
 
-    called = search.how_to_resume(in_python, prepared)
-    command = search.how_to_resume(folder, prepared)
+    assert search.how_to_resume(folder) == ("fl.resume('a')" if is_lost else None)
     search.begin_again(folder)
 
-    assert command == (
-        wanted if wanted is None else f"flbench tune --resume {tmp_path} {wanted}".strip()
-    )
-    assert called == (wanted if wanted is None else f"fl.resume('a'{', jobs=3' if wanted else ''})")
     assert [record["state"] for record in folder.records()] == states
-    assert search.is_over(folder, prepared) == (wanted is None)
-    assert search.how_to_resume(folder, prepared) is None
+    assert search.is_over(folder, prepared) == (not is_lost)
+    assert search.how_to_resume(folder) is None
 
 
 @pytest.mark.parametrize(("kind", "left"), [("random", [0, 1, 2, 3, 4]), ("optuna", [0, 1, 2, 3])])
 def test_proposals_that_learned_from_lost_trials_are_made_again(tmp_path, kind, left):
     """Trials 2 and 3 are the batch of the first lost one; trial 4 was proposed from failures."""
-    (tmp_path / "study.json").write_text(json.dumps({"search": kind, "batch": 2}))
+    (tmp_path / "study.json").write_text(json.dumps({"search": kind, "batch": 2, "trials": 5}))
     for index in range(5):
         is_lost = index > 1
         record = {"method": "a", "index": index, "state": "failed", "lost": is_lost}
@@ -401,3 +395,126 @@ def test_trial_whose_driver_died_before_it_could_stop_it_is_stopped():
 
     assert report(resumed, ("a", 9), 2, 0.1) == "STOP"
     assert report(resumed, ("a", 8), 2, 0.9) == "CONTINUE"
+
+
+def test_progress_names_trials_and_counts_a_stopped_one_as_done(tmp_path, capsys):
+    config = SimpleNamespace(train=SimpleNamespace(rounds=10))
+    prepared = SimpleNamespace(
+        request=SimpleNamespace(metric="accuracy", deployment="noft", trials=2),
+        configs={"a": config, "b": config},
+        resources=SimpleNamespace(kind="trial"),
+    )
+    folders = [TrialFolder(tmp_path, method, index) for method in "ab" for index in range(2)]
+    folders[0].write(folders[0].begin(GIVEN) | {"state": "finished"})
+    progress = TrialProgress(StudyFolder(tmp_path), prepared)
+    for folder in folders[1:3]:
+        progress.begin_trial(folder)
+    (folders[2].path).mkdir(parents=True)
+    (folders[2].path / "metrics.csv").write_text("round,split\n5,validation,\n")
+    record = folders[1].begin(GIVEN) | {"state": "stopped", "score": 0.5, "seconds": {"total": 6}}
+    folders[1].write(record)
+
+    progress.end_trial(record)
+
+    said = capsys.readouterr().err
+    for part in ("2/4", "a, trial 1", "stopped", "accuracy of noft 0.5000"):
+        assert part in said
+    [title, *lines] = [progress.table().title, *progress.table().columns[3].cells]
+    assert title.startswith("2 of 4 trials")
+    assert list(lines) == ["", "trial 0: 5/10"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A time that the test sets, and a cluster with one CPU, which nobody uses."""
+    found = SimpleNamespace(now=0.0, states={"PENDING"}, workers=2)
+    monkeypatch.setattr(search.time, "monotonic", lambda: found.now)
+    monkeypatch.setattr(search, "nodes_have", lambda needs: "The nodes have 1 CPU free.")
+    monkeypatch.setattr(search.Reservations, "states", lambda: found.states)
+    monkeypatch.setattr(search, "workers_of", lambda resources: found.workers)
+    return found
+
+
+class Watched:
+    """What looks after trials of two workers each, and what it has said."""
+
+    def __init__(self):
+        names = {name: SimpleNamespace(name=name) for name in "abcdx"}
+        engine = EngineConfig(name="ray", workers=2, wait_seconds=60.0)
+        self.notes = []
+        self.events = Events(
+            SimpleNamespace(trials=names),
+            SimpleNamespace(note=self.notes.append),
+            Resources(1, engine, 0.0, 0),
+        )
+
+    def step(self, waiting="", running=""):
+        pairs = [*((name, "PENDING") for name in waiting), *((one, "RUNNING") for one in running)]
+        trials = [SimpleNamespace(trial_id=name, status=status) for name, status in pairs]
+        self.events.on_step_begin(1, trials)
+
+
+def test_a_wait_is_never_silent_for_half_a_minute_and_ends_the_study(clock):
+    watched = Watched()
+    for clock.now in (0.0, 10.0, 22.0, 40.0, 45.0):
+        watched.step("abcd")
+    assert [note.partition(" s")[0].rpartition(" ")[2] for note in watched.notes] == ["22", "45"]
+    for word in ("a, b, c and 1 more", "2 CPUs", "1 CPU free"):
+        assert word in watched.notes[0]
+
+    clock.now = 61.0
+    with pytest.raises(StudyStopped, match=r"wait_seconds") as stopped:
+        watched.step("abcd")
+    assert stopped.value.reason is not None
+
+
+def test_a_trial_that_runs_begins_the_wait_anew(clock):
+    watched = Watched()
+    for clock.now, running in ((0.0, ""), (3.0, "x"), (62.0, "")):
+        watched.step("a", running)
+
+
+def test_a_worker_that_starts_is_no_missing_resource(clock):
+    watched, clock.states = Watched(), {"CREATED"}
+    for clock.now in (0.0, 25.0):
+        watched.step("a")
+
+    assert ["CPUs that Ray has reserved" in note for note in watched.notes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("states", "left", "waiting", "running"),
+    [({"RESCHEDULING"}, 2, "", "a"), ({"PENDING"}, 1, "a", "")],
+    ids=["a trial has lost a worker's node", "no node has the CPUs of a trial"],
+)
+def test_trials_begin_again_within_30_seconds_of_a_lost_node(clock, states, left, waiting, running):
+    watched = Watched()
+    watched.step(waiting, running)
+    clock.states, clock.workers = states, left
+
+    def wait():
+        for clock.now in np.arange(0.5, 30.5, 0.5):
+            watched.step(waiting, running)
+
+    with pytest.raises(StudyStopped) as stopped:
+        wait()
+
+    assert stopped.value.reason is None
+    assert "2 CPUs" in watched.notes[-1]
+    assert ("engine.workers=1" in watched.notes[-1]) == (left == 1)
+
+
+@pytest.mark.parametrize(
+    ("looks", "left", "running"),
+    [
+        ([(10.0, "CREATED"), (20.0, "CREATED"), (40.0, "CREATED")], 2, "a"),
+        ([(10.0, "PENDING"), (20.0, "PENDING"), (40.0, "PENDING")], 2, ""),
+        ([(10.0, "RESCHEDULING"), (16.0, "CREATED"), (30.0, "CREATED")], 2, "a"),
+    ],
+    ids=["they run", "they will run", "Ray has found another node"],
+)
+def test_trials_that_will_run_do_not_begin_again(clock, looks, left, running):
+    watched, clock.workers = Watched(), left
+    for clock.now, state in looks:
+        clock.states = {state}
+        watched.step("b", running)

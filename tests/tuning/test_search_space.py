@@ -1,16 +1,24 @@
-"""Parameters and spaces: values, positions on an axis, conditions, defaults, what is left."""
+"""Parameters and spaces: their files, values, conditions, defaults, and what fits a method."""
 
 import json
+import tomllib
+from pathlib import Path
 
 import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flbench.tuning.reading import parse
-from flbench.tuning.search_space import Parameter
+from flbench.config.resolve import resolve
+from flbench.config.sources import Layer, from_overrides, from_values, read_file
+from flbench.core.errors import ConfigError, UserError
+from flbench.tuning import library
+from flbench.tuning.library import fit, load
+from flbench.tuning.search_space import FORMS, Parameter, parse
 from tests.support import config_of
-from tests.tuning.support import NO_CLOCK, space_of
+from tests.tuning.support import NO_CLOCK, space_file, space_in, space_of
+
+LR = "train.optimizer.lr: {loguniform: [0.001, 0.3]}"
 
 NESTED = (
     "train.optimizer.lr: {loguniform: [0.001, 0.3]}",
@@ -121,7 +129,6 @@ def test_position_on_the_axis():
     assert Parameter("x").position(None) is None
     assert Parameter("x").position(float("nan")) is None
     assert Parameter("x", choices=("a", "b")).position("c") is None
-    assert Parameter("x").position_in({"y": 0.5}) is None
 
 
 @NO_CLOCK
@@ -203,3 +210,317 @@ def test_tree_reads_back_as_the_same_space():
 
         assert again == space
         assert list(again.parameters) == list(space.parameters)
+
+
+WRONG = [
+    "algorithm.tau: {}",
+    "algorithm.tau: {uniforn: [0, 1]}",
+    "algorithm.tau: 0.5",
+    "algorithm.tau: {uniform: [0, 1], step: 2}",
+    "algorithm.tau: {uniform: [1]}",
+    "algorithm.tau: {uniform: [0, many]}",
+    "algorithm.tau: {uniform: [1, 0]}",
+    "algorithm.tau: {uniform: [1, 1]}",
+    "algorithm.tau: {loguniform: [0, 1]}",
+    "algorithm.tau: {int: [0, 2.5]}",
+    "algorithm.tau: {quniform: [0, 10, 5]}",
+    "algorithm.tau: {uniform: [0, 1], points: 5}",
+    "algorithm.tau: {uniform: [0, .inf]}",
+    "algorithm.tau: {int: [1, 2], log: 3}",
+    "algorithm.tau: {int: [0, 2], log: true}",
+    "algorithm.tau: {uniform: [0, 1], when: algorithm.share}",
+    "algorithm.tau: {int: [0, 1000000000000000000]}",
+    "algorithm.tau: {choice: []}",
+    "algorithm.share: {choice: [body, full, body]}",
+    "algorithm.tau: {choice: [[1, 2]]}",
+    "algorithm.tau: {fixed: 1, when: {algorithm.share: full}}",
+    "algorithm.tau: {fixed: 1, when: {train.optimizer.lr: 0.1}}",
+    "data.name: {choice: [digits]}",
+    "seed: {int: [0, 5]}",
+    "train: {optimizer: {lr: {fixed: 1}}}",
+    "train.rounds: {int: [5, 20]}",
+    "algorithm.name: {choice: [fedavg, hfcd]}",
+]
+
+
+@pytest.mark.parametrize("entry", WRONG)
+def test_wrong_entry_is_one_sentence_with_its_key_and_line(tmp_path, entry):
+    path = space_file(tmp_path, LR, entry)
+    with pytest.raises(ConfigError) as caught:
+        load(["hfcd"], path, rounds=10)
+    message = str(caught.value)
+    assert f"{path}:4" in message
+    assert f"`{entry.partition(':')[0]}" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (
+            [
+                "share: {choice: [none, body]}",
+                "x: {uniform: [0, 1], when: {algorithm.share: bodies}}",
+            ],
+            r"`algorithm.x` .*s.yaml:4.*'bodies'.*Did you mean `body`",
+        ),
+        (
+            ["a: {choice: [1, 2], when: {algorithm.b: 1}}", "b: {choice: [1, 2]}"],
+            r"`algorithm.a` .*s.yaml:3.* `algorithm.b`",
+        ),
+        (
+            [
+                "a: {choice: [1, 2]}",
+                "b: {choice: [1, 2], when: {algorithm.a: 1}}",
+                "c: {choice: [1, 2], when: {algorithm.b: 1, algorithm.a: 2}}",
+            ],
+            r"`algorithm.c` .*s.yaml:5",
+        ),
+    ],
+    ids=["a value that is not there", "a parameter below", "a contradiction"],
+)
+def test_condition_that_cannot_hold_is_refused(tmp_path, entries, said):
+    with pytest.raises(ConfigError, match=said):
+        space_in(tmp_path, *(f"algorithm.{entry}" for entry in entries))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("method: hfcd\n", "`space`"),
+        ("method: hfcd\nspace: []\n", "`space`"),
+        ("method: hfcdd\nspace: {algorithm.tau: {fixed: 1}}\n", "hfcdd"),
+        ("methods: hfcd\nspace: {algorithm.tau: {fixed: 1}}\n", "`methods`"),
+        ("method: hfcd\nspace:\n  a: 1\n  a: 2\n", "s.yaml:4: the key `space.a`"),
+        ("method: hfcd\nspace: [1\n", "s.yaml:3"),
+        (
+            "method: hfcd\nspace: {algorithm.tau: {fixed: !!python/name:os.system ''}}\n",
+            "s.yaml:2",
+        ),
+    ],
+)
+def test_wrong_file_is_an_error(tmp_path, content, said):
+    path = tmp_path / "s.yaml"
+    path.write_text(content)
+
+    with pytest.raises(ConfigError) as caught:
+        load(["hfcd"], path, rounds=10)
+
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("rounds", "ends"), [(15, (2, 9)), (200, (20, 120)), (1, (0, 1))])
+def test_an_end_may_be_a_share_of_the_rounds(tmp_path, rounds, ends):
+    entry = "algorithm.k_p: {int: [0.1 rounds, 0.6 rounds]}"
+
+    space = space_in(tmp_path, entry, method="fedcpmd", rounds=rounds)
+
+    parameter = space.parameters["algorithm.k_p"]
+    assert parameter.whole
+    assert (parameter.low, parameter.high) == ends
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+LEAVES |= st.sampled_from(["0.5 rounds", "1e-3", "1e999", "algorithm.tau", 10**400, -1, 1, 2, 3])
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["algorithm.tau", "algorithm.x", "int"]), inner, max_size=2
+        )
+    ),
+    max_leaves=6,
+)
+KEYS = st.sampled_from([*FORMS, *FORMS, "when", "points", "log", "junk"])
+ENTRIES = st.dictionaries(KEYS, VALUES, min_size=1, max_size=3) | VALUES
+PATHS = st.sampled_from(["algorithm.tau", "algorithm.x", "train.clip", "train", "", ".", "data.a"])
+
+
+@pytest.mark.full
+@NO_CLOCK
+@given(st.dictionaries(PATHS, ENTRIES, max_size=3) | VALUES)
+def test_any_tree_is_a_space_or_an_error_of_the_user(entries):
+    try:
+        space = parse({"method": "hfcd", "space": entries}, {}, "test", rounds=10)
+    except ConfigError:
+        return
+    params = space.assign(lambda parameter: parameter.grid()[0])
+    assert space.inside(params) == params
+
+
+@pytest.mark.parametrize("tree", [{}, {"space": 3}, {"space": {"algorithm.tau": {"int": "all"}}}])
+def test_damaged_record_of_a_study_is_named(tree):
+    with pytest.raises(UserError, match=r"study\.json"):
+        parse(tree, {}, "study.json")
+
+
+def base(method: str = "hfcd", *overrides: str) -> list[Layer]:
+    return [from_overrides(overrides), Layer({"algorithm": {"name": method}})]
+
+
+def test_key_of_the_command_line_is_not_searched():
+    space = space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}", "algorithm.gamma: {uniform: [1, 2]}")
+
+    found, notes = fit(space, base("hfcd", "algorithm.tau=0.3", "train.rounds=7"))
+
+    assert list(found.parameters) == ["train.optimizer.lr", "algorithm.gamma"]
+    assert notes == ["hfcd: `algorithm.tau` is 0.3 (command line), not searched."]
+
+
+def test_key_of_a_configuration_file_is_searched():
+    space = space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}")
+    file = Layer({"algorithm": {"name": "hfcd", "tau": 0.3}}, {"algorithm.tau": "my.yaml:2"})
+
+    assert fit(space, [file]) == (space, [])
+
+
+def test_condition_on_a_key_of_the_command_line_is_settled():
+    space = space_of(
+        LR,
+        "algorithm.topology: {choice: [random, ring]}",
+        "algorithm.neighbours: {int: [2, 10], when: {algorithm.topology: random}}",
+        method="dfedavg",
+    )
+
+    ring, notes = fit(space, base("dfedavg", "algorithm.topology=ring"))
+    random, _ = fit(space, base("dfedavg", "algorithm.topology=random"))
+
+    assert list(ring.parameters) == ["train.optimizer.lr"]
+    assert "`algorithm.neighbours` is not searched" in notes[1]
+    assert random.parameters["algorithm.neighbours"].when == {}
+
+
+@pytest.mark.parametrize("entries", [(LR,), (LR, "algorithm.share: {fixed: body}")])
+def test_nothing_left_to_search_is_an_error(entries):
+    with pytest.raises(
+        ConfigError, match=r"no parameter of `hfcd` is left to search.*optimizer.lr\)"
+    ):
+        fit(space_of(*entries), base("hfcd", "train.optimizer.lr=0.1"))
+
+
+REFUSED = {
+    "low end": ("hfcd", "algorithm.tau: {uniform: [0, 1]}"),
+    "high end": ("hfcd", "algorithm.alpha: {uniform: [0.5, 1.5]}"),
+    "a choice": ("hfcd", "algorithm.share: {choice: [none, ful]}"),
+    "fixed": ("hfcd", "algorithm.gamma: {fixed: -1}"),
+    "word for number": ("hfcd", "algorithm.tau: {choice: [0.1, low]}"),
+    "fractions of a count": ("ifca", "algorithm.clusters: {uniform: [1, 4]}"),
+    "number for word": ("hfcd", "algorithm.share: {int: [0, 2]}"),
+    "other method's key": ("hfcd", "algorithm.mu: {uniform: [0.1, 1]}"),
+    "section": ("hfcd", "train.optimizer: {choice: [sgd, adam]}"),
+    "quoted number": ("hfcd", "algorithm.tau: {choice: ['0.1', '0.2']}"),
+    "contradiction": ("hfcd", "train.optimizer.nesterov: {choice: [true]}"),
+    "in the middle": ("fedpc", "algorithm.groups: {loguniform: [1, 8]}"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_error_about_a_refused_value_names_key_file_and_line(tmp_path, case):
+    method, entry = REFUSED[case]
+    space = space_in(tmp_path, LR, entry, method=method)
+    with pytest.raises(ConfigError) as caught:
+        fit(space, base(method))
+    assert f"{tmp_path}/s.yaml:4" in str(caught.value)
+    assert f"`{entry.partition(':')[0]}" in str(caught.value)
+
+
+def test_conditional_value_is_tried_where_it_is_active(tmp_path):
+    """Nesterov momentum is refused without momentum, and is only searched with it."""
+    entries = (
+        LR,
+        "train.optimizer.momentum: {choice: [0.9, 0.0]}",
+        "train.optimizer.nesterov: {choice: [true, false], when: {train.optimizer.momentum: 0.9}}",
+    )
+
+    found, notes = fit(space_in(tmp_path, *entries), base())
+
+    assert len(found.parameters) == 3
+    assert notes == []
+
+
+def test_parameters_of_a_loss_term_are_searched():
+    space = space_of(
+        LR,
+        "train.terms.0.weight: {loguniform: [0.1, 10]}",
+        "train.terms.0.gamma: {uniform: [0, 4]}",
+        method="fedavg",
+    )
+    layers = base("fedavg", "train.terms=[{name: focal, weight: 2}]")
+
+    found, notes = fit(space, layers)
+
+    assert (list(found.parameters), notes) == (list(space.parameters), [])
+    config = resolve(layers)[0]
+    assert found.defaults(config)["train.terms.0.weight"] == 2
+    drawn = from_values({"train.terms.0.weight": 1.0, "train.terms.0.gamma": 2.0}, "trial")
+    [term] = resolve([*layers, drawn])[0].train.terms
+    assert (term.name, term.weight, term.gamma) == ("focal", 1.0, 2.0)
+
+
+def test_argument_of_the_users_net_is_searched_over_a_configuration_without_arguments():
+    """Files of a study have `model.args: null`."""
+    path = "model.args.width"
+    space = space_of(f"{path}: {{int: [2, 8]}}", method="fedavg")
+    model = {"name": "tests.api.own_parts:Two", "args": None}
+    layers = [Layer({"algorithm": {"name": "fedavg"}, "model": model}, {"model.args": "my.yaml:3"})]
+
+    found, _ = fit(space, layers)
+    config, _ = resolve([*layers, from_values({path: 4}, "space")])
+
+    assert found == space
+    assert config.model.args == {"width": 4}
+    assert space.defaults(resolve(layers)[0]) == {path: 16}
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_file_is_for_the_method_that_it_names_and_others_take_the_built_in_one(tmp_path):
+    path = space_file(tmp_path, LR)
+
+    spaces = library.load(["fedavg", "hfcd"], path, rounds=10)
+
+    assert list(spaces) == ["fedavg", "hfcd"]
+    assert (spaces["fedavg"].source, spaces["hfcd"].source) == ("built in", str(path))
+    assert spaces["hfcd"].parameters["train.optimizer.lr"].place == f"{path}:3"
+
+
+def test_file_for_a_method_that_is_not_searched_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"s\.yaml.*hfcd.*fedavg"):
+        library.load(["fedavg"], space_file(tmp_path, LR), rounds=10)
+
+
+def test_folder_may_hold_some_of_the_methods(tmp_path):
+    space_file(tmp_path, LR, name="hfcd.yaml")
+
+    spaces = library.load(["hfcd", "fedavg"], tmp_path, rounds=10)
+
+    assert spaces["hfcd"].source == str(tmp_path / "hfcd.yaml")
+    assert spaces["fedavg"] == library.built_in("fedavg", rounds=10)
+
+
+def test_file_of_a_folder_must_be_of_its_method(tmp_path):
+    space_file(tmp_path, LR, method="fedavg", name="hfcd.yaml")
+
+    with pytest.raises(ConfigError, match=r"hfcd\.yaml.*`fedavg`"):
+        library.load(["hfcd"], tmp_path, rounds=10)
+
+
+def test_tune_is_the_folder_of_the_package_and_is_installed():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    package = ROOT / "flbench"
+    packed = {file for p in patterns["package-data"]["flbench"] for file in package.glob(p)}
+
+    assert (ROOT / "tune").samefile(library.FOLDER)
+    assert set(library.FOLDER.iterdir()) <= packed
+
+
+def test_example_of_the_how_to_is_a_space(tmp_path):
+    text = (library.FOLDER / "README.md").read_text()
+    path = tmp_path / "example.yaml"
+    path.write_text(text.split("```yaml\n")[1].split("```")[0])
+
+    space = parse(*read_file(path), str(path))
+
+    assert "algorithm.agg_weights" in space.parameters

@@ -8,7 +8,7 @@ from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves
 from flbench.tuning import library
-from flbench.tuning.fitting import RATE, fit
+from flbench.tuning.library import RATE, fit
 from flbench.tuning.search_space import Space
 from tests.support import build
 

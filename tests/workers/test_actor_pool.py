@@ -159,7 +159,7 @@ def test_an_actor_that_cannot_begin_is_no_loss(nodes):
 @pytest.mark.filterwarnings("ignore:.*")  # notes about the data
 def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeypatch, capsys):
     """Memory runs out at first; then one of two nodes is lost on which the trial has a worker."""
-    from flbench.tuning import prepare, search, waits
+    from flbench.tuning import prepare, search
     from flbench.tuning.request import TuneRequest
 
     fit, failed, attempts = search.tune.Tuner.fit, [], []
@@ -175,8 +175,8 @@ def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeyp
 
     monkeypatch.setattr(search.tune.Tuner, "fit", fit_later)
     monkeypatch.setattr(search, "quiet", lambda: None)  # the environment is that of later tests
-    monkeypatch.setattr(waits, "LOOK", 1.0)
-    monkeypatch.setattr(waits, "HOLD", 0.5)
+    monkeypatch.setattr(search, "LOOK", 1.0)
+    monkeypatch.setattr(search, "HOLD", 0.5)
     keys = ["train.rounds=30", "evaluation.every=1", "engine.name=ray", "engine.workers=2"]
     budget = {"trials": 1, "seeds": 0, "concurrent": 1, "scheduler": "none", "retries": 1}
     asked = TuneRequest(("fedavg",), **budget, address=nodes.address, out=tmp_path / "study")
