@@ -29,21 +29,14 @@ from flbench.config.sources import Layer, from_file, from_overrides, from_values
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle
 from flbench.jobs.samples import LoadedSamples
-from tests.support import SMALL
+from tests.comparison.made import ONE, TINY, comparison_in
 from tests.tuning import studies
 
-TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
-ONE = [*TINY, "train.rounds=1"]
 WRITE = report.write
 
 
 def compare(out: Path, *words: str) -> int:
     return app.main(["compare", *words, "--out", str(out)])
-
-
-def comparison_in(out: Path) -> Path:
-    (path,) = out.iterdir()
-    return path
 
 
 def summary(cell: Path) -> dict[str, Any]:
