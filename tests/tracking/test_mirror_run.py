@@ -212,8 +212,7 @@ def test_no_number_has_more_than_ten_digits(store, copied, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["it's", 'a"b', "x' OR '1'='1", "a\\", "a`b", "100%", "%27", "a\nb", "a\x1b[31mb", "Zoë 北京"],
+    "name", ["x' OR '1'='1", 'a"b`c\\', "100% %27", "a\nb\x1b[31mc", "Zoë 北京"]
 )
 def test_any_name_of_a_folder_finds_its_own_run_and_no_other(store, copied, other, name):
     path = copied(name)
