@@ -146,6 +146,7 @@ def values(folder: Path, metric: str, deployment: str, used: int) -> list[Point]
         costs = {
             **{f"cost/{key}": sent[key] for key in COSTS if sent[key] or key in COSTS[:2]},
             "cost/seconds": summary["seconds"]["total"],
+            "cost/steps": summary.get("steps", 0),
             "cost/best_round": step,
         }
         tests = _tests(best, metric, deployment)

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from flbench.comparison.folder import MARKER, CellEntry, is_comparison, read_cells, read_design
 from flbench.config.sources import leaves
 from flbench.core.documents import as_data_error, read_json, read_yaml
-from flbench.core.errors import DataError
+from flbench.core.errors import DataError, shortened
 from flbench.core.files import is_locked
 from flbench.core.text import printable
 from flbench.jobs.folder import read_failures
@@ -466,7 +466,7 @@ class _Campaign:
                 files.add_shown(shown)
             if report.get("answer"):
                 # MLflow's page of the run shows the answer as its description.
-                tags["mlflow.note.content"] = _short(report["answer"], 4000)
+                tags["mlflow.note.content"] = shortened(report["answer"], 4000)
         if self._study:
             params = {key: measures.text(getattr(self._study, key)) for key in SETTINGS}
         else:
@@ -530,9 +530,4 @@ def _shared(nodes: Sequence[Node]) -> dict[str, str]:
 
 
 def _reason(reason: str | None) -> dict[str, str]:
-    return {} if reason is None else {"reason": _short(str(reason), 500)}
-
-
-def _short(text: str, longest: int) -> str:
-    """Return a text with at most some characters, because MLflow's texts have limits."""
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    return {} if reason is None else {"reason": shortened(str(reason), 500)}

@@ -60,7 +60,8 @@ def test_run_has_every_parameter_under_its_path(store, other):
 
 def test_run_has_few_metrics_those_of_the_best_round_and_of_classes_and_their_curves(store, other):
     path, _ = other
-    best = json.loads((path / "summary.json").read_text())["best"]
+    summary = json.loads((path / "summary.json").read_text())
+    best = summary["best"]
     classes = pd.read_csv(path / "per_class.csv").query("moment == 'best'")
     rows = metrics_file.read(path / "metrics.csv")
 
@@ -70,7 +71,7 @@ def test_run_has_few_metrics_those_of_the_best_round_and_of_classes_and_their_cu
     assert len(found) <= measures.MOST
     for name in ("accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1", "worst10_accuracy"):
         assert found[name] == pytest.approx(best["test"][name], rel=1e-9)
-    assert found["cost/best_round"] == best["round"]
+    assert (found["cost/best_round"], found["cost/steps"]) == (best["round"], summary["steps"])
     for kind in ("f1", "recall"):
         for name, value in zip(classes["name"], classes[kind], strict=True):
             assert found[f"{kind}/{name}"] == pytest.approx(value, rel=1e-9)
