@@ -109,6 +109,7 @@ def weights(run, client=0):
     }
 
 
+@pytest.mark.one_of("clip")
 @pytest.mark.parametrize("kind", [Lit, ByStep, ByEpoch])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_one_client_equals_the_trainer_bit_for_bit(tmp_path, kind, clip):
@@ -198,6 +199,7 @@ class Plain(Lit):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+@pytest.mark.one_of("method")
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "ditto", "feddyn"])
 def test_plain_module_trains_as_its_net(tmp_path, method):
     own = short(tmp_path / "own", made(Plain), method, rounds=2)
@@ -317,6 +319,7 @@ def test_import_path_equals_class(tmp_path):
     assert not torch.equal(*heads)
 
 
+@pytest.mark.full
 def test_ray_trains_the_same(tmp_path, random_run):
     """Ray is started for the run, and has ended after it."""
     ray = pytest.importorskip("ray")
