@@ -13,6 +13,7 @@ import pandas as pd
 
 from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.statistics import ALPHA, CLAIM_FROM, Across
+from flbench.core.text import one_line
 from flbench.reports.shown import size
 
 MOST_NAMES: Final = 5  # more methods are counted, not named
@@ -20,8 +21,8 @@ MOST_PLACES: Final = 4  # of more places, the sentences are about all places tog
 VERDICTS: Final = ("better", "worse", "no significant difference")
 WORDS: Final = {
     "macro_f1": "macro F1",
-    "worst10_accuracy": "accuracy of the worst tenth of the clients",
-    "rare_recall": "rare class recall",
+    "worst10_accuracy": "accuracy of worst 10 %",
+    "rare_f1": "rare F1",
     "auroc": "AUROC",
 }
 
@@ -182,10 +183,10 @@ def _runs(n: int) -> str:
 def words(metric: str) -> str:
     """Return the name of a metric in words.
 
-    >>> words("macro_f1"), words("worst10_accuracy"), words("balanced_accuracy")
-    ('macro F1', 'accuracy of the worst tenth of the clients', 'balanced accuracy')
+    >>> words("macro_f1"), words("balanced_accuracy")
+    ('macro F1', 'balanced accuracy')
     """
-    return WORDS.get(metric, metric.replace("_", " "))
+    return WORDS.get(metric, one_line(metric.replace("_", " ")))
 
 
 def _listed(names: Sequence[str], of: int | None = None) -> str:

@@ -62,7 +62,7 @@ class Entry:
     Attributes:
         method: Label of the method.
         place: Label of the data set and the setting.
-        repetition: Number of the repetition, from 0. Runs of one place and repetition have the same
+        repetition: Number of the repetition, from 1. Runs of one place and repetition have the same
             seeds and partition.
         run: The run.
         folder: The run folder as users know it.
@@ -316,7 +316,7 @@ def _entries(
     found: dict[tuple[str, str, int], Entry] = {}
     twice = []
     for run, method, place in zip(apart.runs, apart.methods, places, strict=True):
-        number = sorted(seeds[place]).index(seeds_of(run))
+        number = 1 + sorted(seeds[place]).index(seeds_of(run))
         entry = Entry(method, place, number, run, folders.get(run.path, str(run.path)))
         first = found.setdefault((place, method, number), entry)
         if first is not entry:
@@ -350,17 +350,12 @@ def _about_missing(entries: Sequence[Entry], methods: Sequence[str]) -> list[str
 
 def _about_equal(entries: Sequence[Entry], reference: str) -> list[str]:
     """Return a sentence about the methods all of whose runs have the weights of the reference's."""
-    weights: dict[str, dict[tuple[str, int], str]] = {}
-    for entry in entries:
-        mine = weights.setdefault(entry.method, {})
-        mine[entry.place, entry.repetition] = entry.run.summary.get("weights_digest", UNKNOWN)
-    known = weights.pop(reference)
-    equal = [
-        name
-        for name, mine in weights.items()
-        if mine.items() <= known.items() and UNKNOWN not in mine.values()
-    ]
-    if not equal:
+    keys = [(one.place, one.repetition, one.method) for one in entries]
+    digests = [one.run.summary.get("weights_digest", UNKNOWN) for one in entries]
+    wide = pd.Series(digests, pd.MultiIndex.from_tuples(keys)).unstack()
+    same = wide.eq(wide[reference], axis=0) & (wide != UNKNOWN) | wide.isna()
+    equal = [one for one in dict.fromkeys(one.method for one in entries) if same[one].all()]
+    if not (equal := [one for one in equal if one != reference]):
         return []
     have = "has" if len(equal) == 1 else "have"
     return [
@@ -370,9 +365,9 @@ def _about_equal(entries: Sequence[Entry], reference: str) -> list[str]:
 
 
 def _baseline(entries: Sequence[Entry]) -> str:
-    """Return the label of FedAvg if it is there, otherwise that of the first method."""
+    """Return the label of FedAvg if it is there, otherwise that of a method by its own name."""
     names = {entry.method: entry.run.config.algorithm.name for entry in entries}
-    return next((method for method, name in names.items() if name == BASELINE), next(iter(names)))
+    return min(names, key=lambda method: (names[method] != BASELINE, names[method] != method))
 
 
 def _about_hardware(apart: Differences) -> list[str]:
@@ -516,11 +511,9 @@ def _targets(given: str | float | Iterable[float] | None, metric: str) -> tuple[
     """
     if given is None:
         return ()
-    values: Iterable[Any] = [given]
+    values: Iterable[Any] = given if isinstance(given, Iterable) else [given]
     if isinstance(given, str):
         values = [part for part in given.split(",") if part.strip()] or [given]
-    elif isinstance(given, Iterable):
-        values = given
     found = []
     for value in values:
         try:

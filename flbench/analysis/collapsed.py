@@ -17,9 +17,10 @@ def collapsed(values: pd.DataFrame) -> list[tuple[Any, Any]]:
 
     Expected of a run is the median of its method, plus what the repetition changes for the other
     methods in the median, because some partitions are more difficult than others. A run has
-    collapsed if it is below that by five standard deviations, and by a fifth of the median. The
-    deviation is estimated from the median of the absolute differences, which collapsed runs do not
-    change: of all runs of the place, or of those of the method if these vary more.
+    collapsed if it is below that by five standard deviations, and by a fifth of the median, and
+    below the median itself. The deviation is estimated from the median of the absolute differences,
+    which collapsed runs do not change: of all runs of the place, or of those of the method if these
+    vary more.
 
     Args:
         values: Values of a metric, repetitions x methods; NaN where a method lacks a repetition.
@@ -31,6 +32,8 @@ def collapsed(values: pd.DataFrame) -> list[tuple[Any, Any]]:
     [(2, 'a')]
     >>> collapsed(pd.DataFrame({"a": [0.80, 0.82, 0.40], "b": [0.71, 0.70, 0.30]}))
     []
+    >>> collapsed(pd.DataFrame({"a": [0.0, 0.0, 0.0], "b": [0.0, 0.5, 0.5], "c": [0.0, 0.5, 0.5]}))
+    []
     """
     gaps = (values - values.median()).loc[:, values.count() >= FEWEST]
     others = {name: gaps.drop(columns=name).median(axis=1).fillna(0.0) for name in gaps}
@@ -38,5 +41,5 @@ def collapsed(values: pd.DataFrame) -> list[tuple[Any, Any]]:
     own, common = excess.abs().median(), excess.abs().stack().median()
     deviation = NORMAL * np.maximum(own, common)
     limits = np.maximum(DEVIATIONS * deviation, SHARE * values.median()[gaps.columns].abs())
-    is_below = excess < -limits
+    is_below = (excess < -limits) & (gaps < 0)
     return [(k, name) for name in gaps for k in gaps.index[is_below[name]]]

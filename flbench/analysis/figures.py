@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, islice
 from textwrap import wrap
 from typing import Any, Final
 
@@ -19,25 +18,27 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from flbench.analysis.progress import SPLITS
-from flbench.analysis.shown import has_rank_claims
+from flbench.analysis.answer import words
+from flbench.analysis.shown import has_rank_claims, ranked
 from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
 from flbench.core.text import one_line
 from flbench.reports import data_figures
+from flbench.reports.data_figures import heat
 from flbench.reports.picture import LITERAL, Picture, in_legend, plain, short
-from flbench.reports.shown import Drawn, size
+from flbench.reports.shown import Drawn
 from flbench.results import learned as learned_files
+from flbench.results.summary import SPLITS
 
 # Colours that colour-blind people tell apart, all with a contrast of at least 3 on white.
 COLOURS: Final = ("#0072b2", "#d55e00", "#117733", "#aa4499", "#222222", "#8a6d00", "#b5485d")
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: Final = ("-", "--", "-.", ":")
 MOST_CLASSES: Final = 100  # in a heat map
-MOST_LABELS: Final = 70  # names of classes below a heat map
+MOST_LABELS: Final = 70  # names of rows of a heat map
 MOST_RARE: Final = 8  # classes whose scores have intervals in a picture
 MOST_BESIDE: Final = 6  # methods in that picture
 MOST_BANDS: Final = 8  # methods whose curves have bands
@@ -124,19 +125,17 @@ def _words_of(analysis: Analysis, place: str) -> dict[str, str]:
 
 def leaders(analysis: Analysis, place: str, inches: float) -> Picture:
     """Draw the metric of each method: mean, 95 % interval, and the repetitions as small dots."""
-    rows = _of(analysis.leaderboard, place).reset_index(drop=True)
+    rows = _of(analysis.leaderboard, place)
     figure = _figure(inches, 1.1 + _rows(len(rows), inches))
     axes = figure.add_subplot()
-    for k, method in enumerate(rows["method"]):
-        row, style = rows.loc[k], _style(analysis, method)
+    columns = rows[["method", "mean", "low", "high"]].itertuples(index=False, name=None)
+    for k, (method, mean, *ends) in enumerate(columns):
         entries = analysis.comparison.at(place, method)
         values = [one.score(analysis.comparison.metric) for one in entries]
-        axes.plot(values, [k] * len(values), ".", color=style["color"], markersize=5, zorder=3)
-        if not np.isnan(row["low"]):
-            axes.plot([row["low"], row["high"]], [k, k], color=style["color"], lw=2, zorder=2)
-        axes.plot(
-            [row["mean"]], [k], marker=style["marker"], color=style["color"], ms=8, mfc="white"
-        )
+        style = _style(analysis, method)
+        axes.plot(values, [k] * len(values), ".", color=style["color"], ms=5, zorder=3)
+        axes.plot(ends, [k, k], color=style["color"], lw=2, zorder=2)
+        axes.plot([mean], [k], ms=8, mfc="white", **style)
     _name_rows(axes, analysis, rows["method"])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel(f"test {_metric(analysis)}")
@@ -156,7 +155,7 @@ def heat_map(what: str, analysis: Analysis, place: str, inches: float) -> Pictur
     """
     table, baseline = _of(analysis.classes, place), analysis.comparison.baseline
     is_gap = what == "difference"
-    methods = [one for one in _methods(analysis, table) if not (is_gap and one == baseline)]
+    methods = [one for one in ranked(analysis, place) if not (is_gap and one == baseline)]
     if not methods:
         return None
     order = table.drop_duplicates("class").sort_values(["train_support", "class"])
@@ -167,9 +166,8 @@ def heat_map(what: str, analysis: Analysis, place: str, inches: float) -> Pictur
         found: NDArray[np.float64] = wide.reindex(methods, columns=order["class"]).to_numpy(float)
         return found
 
-    values, count = grid(what), len(order)
-    figure = _figure(inches, 1.5 + _rows(len(methods), inches) + 0.5 * (count <= MOST_LABELS))
-    axes = figure.add_subplot()
+    values = grid(what)
+    figure, axes = _field(analysis, methods, inches)
     style: dict[str, Any] = {"cmap": "cividis", "vmin": 0, "vmax": 1}
     label = CLASS_SCORES.get(what, f"recall minus\n{_label(analysis, baseline)}'s")
     if is_gap:
@@ -177,14 +175,8 @@ def heat_map(what: str, analysis: Analysis, place: str, inches: float) -> Pictur
         style = {"cmap": "PuOr_r", "norm": TwoSlopeNorm(0, -most, most)}
         sure = (grid("low") > 0) | (grid("high") < 0)
         axes.plot(*np.nonzero(sure.T), ".", color="black", markersize=4)
-    image = axes.imshow(np.ma.masked_invalid(values), aspect="auto", **style)
+    image = heat(axes, values, [], _class_names(order, 28), 0.65 * inches, 7, **style)
     _name_rows(axes, analysis, methods)
-    names = _class_names(order, 28 if count <= MOST_LABELS else 0)
-    places = [k for k, name in enumerate(names) if name]  # of many classes, those with a mark
-    labels = [names[k] for k in places]
-    room = 0.65 * inches / max(1, count)  # beside the labels of methods and the colours
-    upright = max((data_figures.width(one, 7) for one in labels), default=0.0) > room
-    axes.set_xticks(places, labels, rotation=90 if upright else 0, fontsize=7)
     axes.set_xlabel("class, fewest training samples first")
     figure.colorbar(image, ax=axes, label=label)
     return figure
@@ -196,28 +188,17 @@ def class_intervals(analysis: Analysis, place: str, inches: float) -> Picture | 
     if table[["recall_low", "f1_low"]].isna().all(axis=None):
         return None
     order = table.drop_duplicates("class").sort_values(["train_support", "class"]).head(MOST_RARE)
-    ranked = _of(analysis.leaderboard, place)["method"]
-    methods = [one for one in ranked if one in set(table["method"])][:MOST_BESIDE]
+    methods = ranked(analysis, place)[:MOST_BESIDE]
     figure, panels = _panels(2, 3.4, inches, sharey=True)
     steps = np.linspace(-0.3, 0.3, len(methods)) if len(methods) > 1 else [0.0]
     for axes, score in zip(panels, ("recall", "f1"), strict=True):
         for method, step in zip(methods, steps, strict=True):
             mine = table[table["method"] == method].set_index("class").reindex(order["class"])
-            style, middle = _style(analysis, method), mine[score].to_numpy(float)
+            middle, places = mine[score].to_numpy(float), np.arange(len(order)) + step
             ends = np.stack([middle - mine[f"{score}_low"], mine[f"{score}_high"] - middle])
-            axes.errorbar(
-                np.arange(len(order)) + step,
-                middle,
-                yerr=np.nan_to_num(ends),
-                label=in_legend(_label(analysis, method)),
-                fmt=style["marker"],
-                color=style["color"],
-                ms=4,
-                lw=1.2,
-            )
-        names = _class_names(order, 16)
-        upright = max(map(len, names), default=0) > 5
-        axes.set_xticks(range(len(names)), names, rotation=90 if upright else 0, fontsize=7)
+            style = _style(analysis, method) | {"ls": "none", "ms": 4, "lw": 1.2}
+            axes.errorbar(places, middle, yerr=np.nan_to_num(ends), **style)
+        data_figures.name_places(axes, _class_names(order, 16), 0.4 * inches, 7)
         axes.set(ylabel=CLASS_SCORES[score], ylim=(-0.03, 1.03))
         plain(axes)
     _legend(figure, panels[0])
@@ -225,9 +206,9 @@ def class_intervals(analysis: Analysis, place: str, inches: float) -> Picture | 
 
 
 def _class_names(order: pd.DataFrame, most: int) -> list[str]:
-    """Return the names of classes with their marks; with `most` 0 the marks alone."""
+    """Return the names of classes with their marks."""
     return [
-        f"{short(str(name), most) if most else ''}{'*' * rare}{'+' * confusable}"
+        f"{short(str(name), most)}{'*' * rare}{'+' * confusable}"
         for name, rare, confusable in order[["name", "rare", "confusable"]].itertuples(index=False)
     ]
 
@@ -237,11 +218,10 @@ def clients(analysis: Analysis, place: str, inches: float) -> Picture:
     table = _of(analysis.clients, place)
     figure = _figure(inches, 3.6)
     axes = figure.add_subplot()
-    for method in _methods(analysis, table):
+    for method in ranked(analysis, place, table):
         values = table[table["method"] == method]["accuracy"].dropna()
         if len(values):
-            label = in_legend(_label(analysis, method))
-            axes.ecdf(values, label=label, **_line(analysis, method))
+            axes.ecdf(values, **_line(analysis, method))
     axes.set(xlabel="test accuracy of a client", ylabel="share of clients", xlim=(-0.02, 1.02))
     plain(axes)
     _legend(figure, axes)
@@ -255,15 +235,12 @@ def new_clients(analysis: Analysis, place: str, inches: float) -> Picture | None
         return None
     figure = _figure(inches, 3.8)
     axes = figure.add_subplot()
-    for method in _methods(analysis, table):
-        mine, style = table[table["method"] == method], _line(analysis, method)
-        marker = {"marker": _style(analysis, method)["marker"], "markersize": 5}
-        label = in_legend(_label(analysis, method))
-        axes.plot(mine["epochs"], mine["mean"], label=label, **(style | marker))
-        axes.fill_between(
-            mine["epochs"], mine["low"], mine["high"], color=style["color"], alpha=0.12, lw=0
-        )
-        axes.plot(mine["epochs"], mine["seen"], color=style["color"], ls=":", lw=1, alpha=0.8)
+    for method in ranked(analysis, place, table):
+        mine, line = table[table["method"] == method], _line(analysis, method)
+        style, x = line | _style(analysis, method), mine["epochs"]
+        axes.plot(x, mine["mean"], ms=5, **style)
+        axes.fill_between(x, mine["low"], mine["high"], color=line["color"], alpha=0.12, lw=0)
+        axes.plot(x, mine["seen"], color=line["color"], ls=":", lw=1, alpha=0.8)
     metric = analysis.comparison.at(place)[0].run.config.client_metric.replace("_", " ")
     axes.set(
         xlabel="epochs on the client's own training part", ylabel=f"test {metric}, new clients"
@@ -287,11 +264,11 @@ def convergence(analysis: Analysis, place: str, inches: float) -> Picture | None
     figure, grid = _panels(3, 3.4, inches, rows=len(splits), sharey=True)
     for k, split in enumerate(splits):
         panels = grid[3 * k : 3 * k + 3]
-        _curves(analysis, table[table["split"] == split], panels)
+        _curves(analysis, place, table[table["split"] == split], panels)
         panels[0].set(xlabel="round")
         panels[0].xaxis.set_major_locator(MaxNLocator(5, integer=True))
         panels[1].set(xlabel="bytes sent so far")
-        _log_bytes(panels[1], table["bytes"], most=4)
+        _log_bytes(panels[1], table["bytes"])
         panels[2].set(xlabel="seconds so far")
         for axes in panels if inches < NARROW else panels[:1]:
             axes.set(ylabel=f"{split} {_metric(analysis)}")
@@ -301,7 +278,7 @@ def convergence(analysis: Analysis, place: str, inches: float) -> Picture | None
     return figure
 
 
-def _curves(analysis: Analysis, table: pd.DataFrame, panels: Sequence[Axes]) -> None:
+def _curves(analysis: Analysis, place: str, table: pd.DataFrame, panels: Sequence[Axes]) -> None:
     """Draw the curves of a split over rounds, bytes and seconds."""
     runs = table.groupby("method")["repetition"].nunique()
     whole = table.groupby(["method", "round"], as_index=False).agg(
@@ -312,14 +289,12 @@ def _curves(analysis: Analysis, table: pd.DataFrame, panels: Sequence[Axes]) -> 
     )
     # Runs that ended early would leave the mean of later rounds to the others.
     whole = whole[whole["held"] == whole["method"].map(runs)]
-    for method in _methods(analysis, whole):
+    for method in ranked(analysis, place, whole):
         mine, style = whole[whole["method"] == method], _line(analysis, method)
-        label = in_legend(_label(analysis, method))
         for axes, along in zip(panels, ("round", "bytes", "seconds"), strict=True):
-            x = mine[along].to_numpy()
-            axes.plot(x, mine["value"].to_numpy(), label=label, **style)
+            x, y, *ends = (mine[name].to_numpy() for name in (along, "value", "low", "high"))
+            axes.plot(x, y, **style)
             if len(runs) <= MOST_BANDS:
-                ends = (mine["low"].to_numpy(), mine["high"].to_numpy())
                 axes.fill_between(x, *ends, color=style["color"], alpha=0.15, lw=0)
 
 
@@ -333,8 +308,7 @@ def prices(analysis: Analysis, place: str, inches: float) -> Picture | None:
         chain = rows.iloc[pareto(rows[what].to_list(), rows["mean"].to_list())].sort_values(what)
         axes.plot(chain[what], chain["mean"], color="0.45", lw=1, ls=":", zorder=1)
         for method, cost, value in rows[["method", what, "mean"]].itertuples(index=False):
-            style = _style(analysis, method) | {"ms": 8, "ls": "none"}
-            axes.plot([cost], [value], label=in_legend(_label(analysis, method)), **style)
+            axes.plot([cost], [value], ms=8, ls="none", **_style(analysis, method))
         plain(axes)
     panels[0].set(xlabel="bytes of a run", ylabel=f"test {_metric(analysis)}")
     _log_bytes(panels[0], rows["bytes"])
@@ -388,45 +362,26 @@ def settings(analysis: Analysis, place: str, inches: float) -> Picture | None:
     wide = analysis.leaderboard.pivot(index="method", columns="place", values="mean")
     values = wide.loc[methods, places].to_numpy(float)
     gaps = np.nanmax(values, axis=0) - values
-    figure = _figure(inches, 1.5 + _rows(len(methods), inches))
-    axes = figure.add_subplot()
+    figure, axes = _field(analysis, methods, inches)
     most = float(np.nanmax(gaps, initial=0.0)) or 1.0
-    image = axes.imshow(np.ma.masked_invalid(gaps), aspect="auto", cmap="cividis_r", vmax=most)
-    room = 72 * 0.62 * inches / len(places)  # of a field, in points
-    font = min(SMALL, room / (5 * 0.62))
-    for (row, column), value in np.ndenumerate(values) if font >= 4 else ():
-        if not np.isnan(value):
-            shown = f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}"
-            colour = "white" if gaps[row, column] > 0.5 * most else "black"
-            style: dict[str, Any] = {
-                "ha": "center",
-                "va": "center",
-                "fontsize": font,
-                "color": colour,
-            }
-            axes.text(column, row, shown, **style)
+    room = 0.62 * inches / len(places)  # of a field
+    names = [short(one, 40) for one in places]
+    image = heat(axes, gaps, [], names, 0.62 * inches, 7, cmap="cividis_r", vmax=most)
     _name_rows(axes, analysis, methods)
-    names = [f"{k + 1}: {short(one, 40)}" for k, one in enumerate(places)]
-    is_short = max(map(len, names)) * 0.62 * 7 < room
-    axes.set_xticks(
-        range(len(places)),
-        names,
-        rotation=0 if is_short else 30,
-        ha="center" if is_short else "right",
-        rotation_mode="anchor",
-        fontsize=7,
-    )
+    if (font := min(SMALL, 72 * room / 3.1)) >= 4:
+        texts = np.array([["" if np.isnan(x) else f"{x:.3f}" for x in row] for row in values])
+        data_figures.write(axes, texts, gaps > 0.5 * most, font)
     figure.colorbar(image, ax=axes, label="below the best mean")
     return figure
 
 
 def ranks(analysis: Analysis, place: str, inches: float) -> Picture | None:
     """Draw the mean ranks over places; crossbars join methods that a test does not tell apart."""
-    from scikit_posthocs import critical_difference_diagram
-
     across = analysis.across
     if across is None:
         return None
+    from scikit_posthocs import critical_difference_diagram  # takes seconds to import
+
     has_claims = has_rank_claims(analysis)
     labels = {name: _label(analysis, str(name)) for name in across.ranks.index}
     tests = across.nemenyi if has_claims else across.nemenyi * 0  # no test: no crossbar
@@ -441,8 +396,6 @@ def ranks(analysis: Analysis, place: str, inches: float) -> Picture | None:
         color_palette={labels[one]: _style(analysis, str(one))["color"] for one in labels},
         label_props={"fontsize": 8},
     )
-    axes.set_xlabel("mean rank over data sets and settings (1 is best)")
-    axes.xaxis.set_label_position("top")
     return figure
 
 
@@ -479,28 +432,16 @@ def draw_learned(one: Learned, names: Mapping[str, Sequence[str]]) -> Picture:
 def _map(one: LearnedTable, names: Mapping[str, Sequence[str]]) -> Picture:
     values = np.asarray(one.values)
     rows, columns = values.shape
-    wide = min(WIDTH, max(4.5, 2.6 + 0.22 * columns + 0.1 * max(map(len, one.labels), default=0)))
-    figure = _figure(wide, min(8.0, max(1.6, 1.3 + 0.2 * rows)))
+    inner = min(WIDTH - 2.5, max(2.0, 0.22 * columns))
+    figure = _figure(inner + 2.5, min(8.0, max(1.6, 1.3 + 0.2 * rows)))
     axes = figure.add_subplot()
-    some = values[np.isfinite(values)]
-    low, high = (some.min(), some.max()) if len(some) else (0.0, 1.0)
-    style: dict[str, Any] = {"cmap": "cividis", "vmin": low, "vmax": high}
+    low, high = np.nanmin(values, initial=np.inf), np.nanmax(values, initial=-np.inf)
+    style: dict[str, Any] = {"cmap": "cividis"}
     if low < 0 < high:
         style = {"cmap": "PuOr_r", "norm": TwoSlopeNorm(0, low, high)}
-    image = axes.imshow(
-        np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", **style
-    )
-    column_names = [short(name, 40) for name in one.labels] or names.get(one.columns, [])
-    for axis, label, count, own in (
-        (axes.yaxis, one.rows, rows, names.get(one.rows, [])),
-        (axes.xaxis, one.columns, columns, column_names),
-    ):
-        axis.set_label_text(short(label, 40))
-        axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        if len(own) == count <= MOST_LABELS:
-            axis.set_ticks(range(count), own, fontsize=7)
-    if len(column_names) == columns and max(map(len, column_names)) > 2:
-        axes.tick_params(axis="x", rotation=90)
+    own = [short(name, 40) for name in one.labels] or names.get(one.columns, ())
+    image = heat(axes, values, names.get(one.rows, ())[:MOST_LABELS], own, inner, 7, **style)
+    axes.set(xlabel=short(one.columns, 40), ylabel=short(one.rows, 40))
     figure.colorbar(image, ax=axes)
     return figure
 
@@ -606,7 +547,7 @@ ACROSS: Final[Mapping[str, PictureOf]] = {
     ),
     "ranks": PictureOf(
         "Mean ranks",
-        "Mean rank of each method{tests}.",
+        "Mean rank of each method over data sets and settings, 1 is best{tests}.",
         ranks,
         lacks="ranks need two data sets or settings, and two methods that both have.",
     ),
@@ -628,19 +569,19 @@ def _of(table: pd.DataFrame, place: str) -> pd.DataFrame:
     return table[table["place"] == place]
 
 
-def _methods(analysis: Analysis, table: pd.DataFrame) -> list[str]:
-    """Return the methods of a table in their order."""
-    have = set(table["method"])
-    return [method for method in analysis.comparison.methods if method in have]
-
-
 def _metric(analysis: Analysis) -> str:
-    return analysis.comparison.metric.replace("_", " ")
+    return words(analysis.comparison.metric)
 
 
 def _figure(inches: float, high: float) -> Picture:
     """Return an empty figure."""
     return Picture(figsize=(inches, high), layout="constrained")
+
+
+def _field(analysis: Analysis, methods: Sequence[str], inches: float) -> tuple[Picture, Axes]:
+    """Return a figure and its axes for values by method."""
+    figure = _figure(inches, 2.0 + _rows(len(methods), inches))
+    return figure, figure.add_subplot()
 
 
 def _rows(count: int, inches: float) -> float:
@@ -660,19 +601,19 @@ def _panels(
 
 
 def _style(analysis: Analysis, method: str) -> dict[str, Any]:
-    """Return colour and marker of a method."""
+    """Return colour, marker and label of a method."""
     number = analysis.comparison.methods.index(method)
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],
+        "label": in_legend(_label(analysis, method)),
     }
 
 
 def _line(analysis: Analysis, method: str) -> dict[str, Any]:
     """Return the style of a line: methods differ in colour and dashes."""
-    number = analysis.comparison.methods.index(method)
-    dashes = next(islice(cycle(DASHES), number, None))
-    return {"color": COLOURS[number % len(COLOURS)], "ls": dashes, "lw": 1.6}
+    dashes = DASHES[analysis.comparison.methods.index(method) % len(DASHES)]
+    return _style(analysis, method) | {"marker": "", "ls": dashes, "lw": 1.6}
 
 
 def _name_rows(axes: Axes, analysis: Analysis, methods: Iterable[str]) -> None:
@@ -684,34 +625,17 @@ def _name_rows(axes: Axes, analysis: Analysis, methods: Iterable[str]) -> None:
 
 def _label(analysis: Analysis, method: str) -> str:
     """Return a method's label, which no other method has, in at most two lines of 36 characters."""
-    name = one_line(method)
-    if len(name) <= 28:
-        return name
-    lines = wrap(name, 36)
-    if len(lines) <= 2:
-        return "\n".join(lines)
-    # The beginnings of labels may be equal, so the method's number is added.
     number = analysis.comparison.methods.index(method) + 1
-    return f"{lines[0]}\n{short(lines[1], 26)} (no. {number})"
+    return "\n".join(wrap(one_line(method), 36, max_lines=2, placeholder=f"... (no. {number})"))
 
 
-def _log_bytes(axes: Axes, values: "pd.Series[float]", most: int = 5) -> None:
-    """Give the axis of bytes a logarithmic scale with a place for zero and at most `most` ticks."""
-    positive = values[values > 0]
-    if not len(positive):
-        axes.set_xticks([0.0], ["0 B"])
-        return
-    least, largest = float(positive.min()), float(positive.max())
-    begin = least / 3
-    axes.set_xscale("symlog", linthresh=begin, linscale=0.4)
-    has_zero = len(positive) < len(values)
-    low, high = int(np.ceil(np.log10(least / 1.5))), int(np.floor(np.log10(largest * 1.5)))
-    step = max(1, -(-(high - low + 1) // (most - has_zero)))
-    ticks = [10.0**k for k in range(low, high + 1, step)]
-    axes.set_xticks([0.0, *ticks] if has_zero else ticks)
-    axes.set_xlim(-0.15 * begin if has_zero else least / 1.5, largest * 1.5)
-    axes.minorticks_off()
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: size(count).replace(".0 ", " ")))
+def _log_bytes(axes: Axes, values: "pd.Series[float]") -> None:
+    """Give the axis of bytes a scale with a place for zero, which is logarithmic if it is long."""
+    least = values[values > 0].min()
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    if values.max() > 10 * least:
+        axes.set_xscale("symlog", linthresh=float(least))
+    axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.tick_params(axis="x", labelsize=8)
 
 

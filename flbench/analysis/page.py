@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from flbench.analysis import figures, shown
@@ -9,9 +10,9 @@ from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.sampling import VARIED
 from flbench.analysis.tables import Analysis
 from flbench.config.sources import leaves
-from flbench.core.documents import read_json
 from flbench.core.text import one_line
 from flbench.reports.shown import Chapter, Drawn, Page, Part, Shown
+from flbench.results.differences import provenance
 
 HOW: Final = "How it was done"
 HIDDEN: Final = ("seed", "partition.seed", "output.", "tracking.", "engine.threads")
@@ -86,15 +87,14 @@ def _place(analysis: Analysis, place: str, prefix: str) -> Iterator[Part]:
     }
     yield from tables["leaderboard"]
     yield from drawn("leaders")
-    of_classes = ("class-intervals", "f1", "recall")
     if tables["rare"]:
         yield from tables["rare"]
-        yield from drawn(*of_classes)
+        yield from drawn("class-intervals", "f1", "recall")
     yield Chapter("Scores with their deviations", tables["scores"])
     if tables["pairs"]:
         is_open = analysis.comparison.reference is not None
         yield Chapter("Differences between methods", tables["pairs"], is_open=is_open)
-    yield from drawn(*(() if tables["rare"] else of_classes), "recall-gain")
+    yield from drawn(*(() if tables["rare"] else ("f1", "recall")), "recall-gain")
     yield Chapter("Classes as tables", [*tables["classes"], *drawn("precision")])
     yield from drawn("clients")
     yield Chapter("Clients as tables", tables["clients"])
@@ -108,48 +108,29 @@ def _place(analysis: Analysis, place: str, prefix: str) -> Iterator[Part]:
 def how(analysis: Analysis) -> Chapter:
     """Return how the comparison was done: keys, versions, hardware, papers, runs."""
     entries = analysis.comparison.entries
-    trees = [
-        {
-            key: value
-            for key, value in leaves(entry.run.config.tree()).items()
-            if not key.startswith(HIDDEN)
-        }
-        for entry in entries
-    ]
-    keys = dict.fromkeys(key for tree in trees for key in tree)
+    trees = [leaves(entry.run.config.tree()) for entry in entries]
+    keys = [key for key in dict.fromkeys(chain(*trees)) if not key.startswith(HIDDEN)]
     methods = [entry.method for entry in entries]
     settings = {key: values_by_method(trees, methods, key) for key in keys}
     summaries = [entry.run.summary for entry in entries]
     changed = {key for summary in summaries for key in summary.get("changed", ())}
     origins: dict[str, dict[str, None]] = {}
     for entry in entries:
-        file = entry.run.path / "provenance.json"
-        for key, value in leaves(read_json(file) if file.is_file() else {}).items():
+        for key, value in leaves(provenance(entry.run)).items():
             if key not in ("started", "command"):
                 origins.setdefault(key, {})["none" if value == [] else _shown(value)] = None
-    papers = {one["algorithm"]: one_line(one["paper"]) for one in summaries if "paper" in one}
-    return Chapter(
-        HOW,
-        [
-            Chapter(title, [facts], is_open=is_open)
-            for title, facts, is_open in (
-                (
-                    "Keys that differ from the defaults",
-                    {key: value for key, value in settings.items() if key in changed},
-                    True,
-                ),
-                (
-                    "Versions and hardware",
-                    {key: " | ".join(values) for key, values in origins.items()},
-                    True,
-                ),
-                ("Papers", papers, True),
-                ("All keys", settings, False),
-            )
-            if facts
-        ]
-        + [Chapter("All runs", [shown.runs(analysis)])],
-    )
+    facts = {
+        "Keys that differ from the defaults": {k: v for k, v in settings.items() if k in changed},
+        "Versions and hardware": {key: " | ".join(values) for key, values in origins.items()},
+        "Papers": {one["algorithm"]: one_line(one["paper"]) for one in summaries if "paper" in one},
+        "All keys": settings,
+    }
+    parts = [
+        Chapter(title, [values], is_open=title != "All keys")
+        for title, values in facts.items()
+        if values
+    ]
+    return Chapter(HOW, [*parts, Chapter("All runs", [shown.runs(analysis)])])
 
 
 def values_by_method(trees: Sequence[Mapping[str, Any]], methods: Sequence[str], key: str) -> str:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from flbench.analysis.answer import listing, words
 from flbench.analysis.arrangement import Arrangement
+from flbench.results.summary import SPLITS
 
 CURVES: Final = ("place", "method", "repetition", "round", "bytes", "seconds", "split", "value")
 COSTS: Final = ("rounds", "bytes", "seconds")
@@ -17,7 +18,6 @@ TARGETS: Final = (
     *(f"{cost}_{end}" for cost in COSTS for end in ("min", "max")),
     *(f"least_{cost}" for cost in COSTS),
 )
-SPLITS: Final = ("validation", "test")
 
 
 def curves_of(comparison: Arrangement, long: pd.DataFrame) -> pd.DataFrame:

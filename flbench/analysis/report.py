@@ -11,7 +11,6 @@ import numpy as np
 
 from flbench import __version__
 from flbench.analysis import page, shown
-from flbench.analysis.arrangement import Arrangement
 from flbench.analysis.statistics import Across
 from flbench.analysis.tables import Analysis
 from flbench.core import files
@@ -27,6 +26,7 @@ FRAMES: Final = (
     *("clients", "client_scores", "client_spread", "new_clients", "curves"),
 )
 """Names of the tables of an Analysis that are DataFrames, and of their CSV files."""
+FACTS: Final = ("methods", "places", "repetitions", "vary", "metric", "baseline")
 FOLDERS: Final = ("tables", "pictures")
 
 
@@ -73,7 +73,10 @@ def write(folder: Path, analysis: Analysis | None, extra: Extra | None = None) -
     whole = _page(analysis, extra)
     texts = {
         "report.html": whole.html(),
-        "report.md": render.page(_without_how(whole)),
+        # The folders have the keys and hashes of the runs too.
+        "report.md": render.page(
+            replace(whole, chapters=[one for one in whole.chapters if one.title != page.HOW])
+        ),
         "report.json": json_of(analysis, extra),
     }
     if analysis is not None:
@@ -103,16 +106,6 @@ def _page(analysis: Analysis | None, extra: Extra | None) -> Page:
         warnings=[*extra.warnings, *whole.warnings],
         facts=extra.facts,
     )
-
-
-def _without_how(whole: Page) -> Page:
-    """Return a page without the keys and hashes of all runs, which the folders have too."""
-    return replace(whole, chapters=[one for one in whole.chapters if one.title != page.HOW])
-
-
-def markdown_of(analysis: Analysis) -> str:
-    """Return the report as Markdown, without pictures."""
-    return render.page(_without_how(page.page_of(analysis)))
 
 
 def latex_of(analysis: Analysis) -> dict[str, str]:
@@ -187,7 +180,7 @@ def tree_of(analysis: Analysis) -> dict[str, Any]:
     tree = {
         "flbench": __version__,
         "answer": analysis.answer,
-        **facts(comparison),
+        **{name: getattr(comparison, name) for name in FACTS},
         "populations": {
             place: comparison.sampling_at(place).population for place in comparison.places
         },
@@ -208,12 +201,6 @@ def tree_of(analysis: Analysis) -> dict[str, Any]:
     }
     found: dict[str, Any] = finite(tree)
     return found
-
-
-def facts(comparison: Arrangement) -> dict[str, Any]:
-    """Return what was compared, by name."""
-    names = ("methods", "places", "repetitions", "vary", "metric", "baseline")
-    return {name: getattr(comparison, name) for name in names}
 
 
 def _across_tree(analysis: Analysis, across: Across) -> dict[str, Any]:

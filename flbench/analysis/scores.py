@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from flbench.analysis.arrangement import Arrangement
+from flbench.analysis.arrangement import PRICES, Arrangement
 from flbench.analysis.frame import RUN, in_order
 from flbench.analysis.statistics import over_repetitions
 from flbench.results.summary import SHARES
@@ -38,8 +38,9 @@ def scores_of(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
     """
     found = over_repetitions(values, ["place", "method", "metric"], "value", comparison.overlaps)
     is_unit = found["metric"].str.partition("@")[0].isin(UNIT)
-    ends = found.loc[is_unit, ["low", "high"]].clip(0, 1)
-    found.loc[is_unit, ["low", "high"]] = ends
+    found.loc[is_unit, ["low", "high"]] = found.loc[is_unit, ["low", "high"]].clip(0, 1)
+    is_cost = found["metric"].isin(PRICES)
+    found.loc[is_cost, "low"] = found.loc[is_cost, "low"].clip(lower=0)
     order = {name: k for k, name in enumerate(comparison.columns)}
     found = found.assign(order=found["metric"].map(order).fillna(len(order)))
     found = found.sort_values("order", kind="stable").drop(columns="order")

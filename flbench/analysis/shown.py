@@ -1,6 +1,6 @@
 """The tables of a comparison as they are shown: which columns, with which headings, and why."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf, isnan
 from typing import Any, Final
@@ -8,30 +8,15 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from flbench.analysis.answer import words
 from flbench.analysis.progress import COSTS
 from flbench.analysis.scores import DECILES
 from flbench.analysis.statistics import CLAIM_FROM, MOST_NEEDED
 from flbench.analysis.tables import CLASS_SCORES, CORRECTED, TESTS, Analysis
 from flbench.core.text import one_line
 from flbench.reports.picture import short
-from flbench.reports.shown import (
-    Column,
-    Shown,
-    Write,
-    is_missing,
-    score,
-    size,
-    tenth,
-    whole,
-)
+from flbench.reports.shown import Column, Shown, Write, is_missing, score, size, tenth, whole
 
-HEADINGS: Final = {
-    "rare_recall": "rare recall",
-    "rare_f1": "rare F1",
-    "macro_f1": "macro F1",
-    "worst10_accuracy": "worst 10 %",
-}
-"""Headings of columns whose names are not those of their metrics."""
 SPREAD: Final = {
     "mean": "mean",
     "std": "std over clients",
@@ -52,17 +37,20 @@ SPREAD: Final = {
 FLOOR: Final = {"local": "from scratch", "ft": "fine-tuned FedAvg"}
 """Methods beside which new clients are read."""
 RARE_METRICS: Final = ("rare_recall", "rare_f1", "macro_f1")
-MOST_CLIENTS: Final = 100  # rows of the table of clients
+MOST_ROWS: Final = 100  # of the tables of clients and of classes
 MOST_LETTERS: Final = 48  # of the name of a client
-MOST_CLASSES: Final = 100  # rows of the table of classes
 MOST_RARE: Final = 8  # rare classes that have columns
+CUT: Final = 1e-9  # by which the ends of an interval differ that is not cut
 FEW_TESTS: Final = 40  # test samples of a client; with fewer, chance chooses the worst clients
-WHOLE: Final = ((0.0, 1.0), (-1.0, 1.0))  # intervals that are cut at both ends of their scale
-COST: Final[Mapping[str, Callable[[float], str]]] = {
-    "rounds": "{:g}".format,
-    "bytes": size,
-    "seconds": tenth,
-}
+HALF: Final = (
+    "with half the width of the 95 % interval, or with its ends where the scale of the score cuts"
+    " it"
+)
+WRITTEN: Final[Mapping[str, Write]] = {"bytes": size, "seconds": tenth, "rounds": "{:g}".format}
+"""What writes costs; metrics are scores."""
+
+Triple = tuple[float, float, float]
+"""A mean with the ends of its interval: (mean, low, high)."""
 
 
 def p_value(value: float) -> str:
@@ -74,13 +62,13 @@ def p_value(value: float) -> str:
     return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
-def mean(value: Sequence[float], write: Write = score) -> str:
-    """Return the mean of (mean, low, high)."""
+def mean(value: Triple, write: Write = score) -> str:
+    """Return the mean alone."""
     return write(value[0])
 
 
-def interval(value: Sequence[float], write: Write = score) -> str:
-    """Return a mean with its interval (mean, low, high); the mean alone if there is none.
+def interval(value: Triple, write: Write = score) -> str:
+    """Return a mean with its interval; the mean alone if there is none.
 
     >>> interval((0.5, 0.4, 0.6)), interval((-0.5, -0.6, -0.4), "{:+.2f}".format)
     ('0.5000 [0.4000, 0.6000]', '-0.50 [-0.60, -0.40]')
@@ -93,21 +81,17 @@ signed: Final = partial(interval, write="{:+.4f}".format)
 """Returns a difference with its interval and with signs."""
 
 
-def half_width(value: Sequence[float], digits: int = 4) -> str:
-    """Return a mean with half the width of its interval, which can be cut at one end of the scale.
+def half_width(value: Triple, digits: int = 4) -> str:
+    """Return a mean with half the width of its interval, or with both ends of one that is cut.
 
     >>> nan = float("nan")
     >>> [half_width(one) for one in ((0.5, 0.45, 0.55), (0.98, 0.93, 1.0), (0.5, nan, nan))]
-    ['0.5000 ± 0.0500', '0.9800 ± 0.0500', '0.5000']
-    >>> half_width((0.4, 0.0, 1.0))  # it is cut at both ends
-    '0.4000 [0, 1]'
+    ['0.5000 ± 0.0500', '0.9800 [0.9300, 1.0000]', '0.5000']
     """
     middle, low, high = value
-    if isnan(low):
-        return score(middle, digits)
-    if (low, high) in WHOLE:
-        return f"{score(middle, digits)} [{low:.0f}, {high:.0f}]"
-    return f"{score(middle, digits)} ± {score(max(high - middle, middle - low), digits)}"
+    if isnan(low) or abs(high + low - 2 * middle) > CUT:
+        return interval(value, partial(score, digits=digits))
+    return f"{score(middle, digits)} ± {score(high - middle, digits)}"
 
 
 narrow: Final = partial(half_width, digits=3)
@@ -119,81 +103,72 @@ def wide(heading: str) -> Column:
     return Column(heading, half_width, narrow)
 
 
-def of_metric(name: str) -> Write:
-    """Return what writes a metric, `bytes` or `seconds`."""
-    known: dict[str, Write] = {"bytes": size, "seconds": tenth}
-    return known.get(name, score)
-
-
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a DataFrame as dicts."""
     names = [str(name) for name in frame.columns]
     return [dict(zip(names, row, strict=True)) for row in frame.itertuples(index=False, name=None)]
 
 
-def heading_of(metric: str) -> str:
-    """Return the name of a metric as the heading of a column."""
-    return HEADINGS.get(metric, one_line(metric.replace("_", " ")))
+def triples(table: pd.DataFrame, *by: str, name: str = "mean", of: str = "") -> dict[Any, Triple]:
+    """Return means with the ends of their intervals by the values of columns."""
+    keys = table[list(by)].itertuples(index=False, name=None)
+    values = table[[name, f"{of}low", f"{of}high"]].itertuples(index=False, name=None)
+    return dict(zip(keys, values, strict=True))
 
 
-def triple(row: Mapping[str, Any] | None, name: str = "mean", of: str = "") -> tuple[float, ...]:
-    """Return a value of a row with the ends of its interval; () if there is no row."""
-    return () if row is None else (row[name], row[f"{of}low"], row[f"{of}high"])
-
-
-def complete_scores(analysis: Analysis, place: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the rows of the table of scores of a place by method and metric.
+def complete_scores(analysis: Analysis, place: str) -> dict[tuple[str, str], Triple]:
+    """Return the scores of a place by method and metric.
 
     A score that some repetitions of the method lack is left out: beside others, its mean would be
     one over other repetitions.
     """
-    runs = {row["method"]: row["n"] for row in records(_at(analysis.leaderboard, place))}
-    rows = records(_at(analysis.scores, place))
-    return {(row["method"], row["metric"]): row for row in rows if row["n"] == runs[row["method"]]}
+    runs = _at(analysis.leaderboard, place).set_index("method")["n"]
+    rows = _at(analysis.scores, place)
+    return triples(rows[rows["n"] == rows["method"].map(runs)], "method", "metric")
 
 
 def leaderboard(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield the leaderboard of a place."""
-    rows = records(_at(analysis.leaderboard, place))
-    known = complete_scores(analysis, place)
+    rows, known = records(_at(analysis.leaderboard, place)), complete_scores(analysis, place)
     metric, *others = analysis.comparison.columns
     marks = _marks(analysis, place, rows)
+    ends = "" if all(isnan(row["low"]) for row in rows) else " (95 % interval)"
     said = {
         "best": "Bold: the largest mean.",
         "like": "Underlined: no test tells it apart from the largest mean.",
         "apart": f"*: a significant difference from {one_line(analysis.comparison.baseline)}.",
     }
+
+    def means(name: str) -> Column:
+        """Return a column of means of a metric; papers have the intervals of scores too."""
+        write = partial(mean, write=WRITTEN.get(name, score))
+        return Column(words(name), write, None if name in WRITTEN else narrow)
+
     yield Shown(
         "Leaderboard",
         {
             "rank": Column("rank", whole),
             "method": Column("method"),
-            "mean": Column(f"{heading_of(metric)} (95 % interval)", interval, narrow),
+            "mean": Column(words(metric) + ends, interval, narrow),
             "std": Column("std", score),
             "last": Column("last round", score),
             "n": Column("runs", whole),
             "groups": Column("groups"),
-            **{f"mean {name}": _means_of(name) for name in others},
+            **{f"mean {name}": means(name) for name in others},
             "better_than": Column("better than"),
         },
         [
             row
-            | {"mean": triple(row)}
-            | {f"mean {name}": triple(known.get((row["method"], name))) for name in others}
+            | {"mean": (row["mean"], row["low"], row["high"])}
+            | {f"mean {name}": known.get((row["method"], name)) for name in others}
             for row in rows
         ],
         " ".join(_about_leaderboard(analysis, place, rows)),
         place,
         {(k, "mean"): mark for k, mark in marks.items()},
         " ".join(words for mark, words in said.items() if mark in " ".join(marks.values())),
-        screen=("rank", "std", "last", "groups", "better_than"),
+        screen=("rank", "std", "last", "better_than"),
     )
-
-
-def _means_of(metric: str) -> Column:
-    """Return a column of means of a metric; papers have the intervals of scores too."""
-    write, is_score = of_metric(metric), of_metric(metric) is score
-    return Column(heading_of(metric), partial(mean, write=write), narrow if is_score else None)
 
 
 def _marks(analysis: Analysis, place: str, rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
@@ -202,12 +177,12 @@ def _marks(analysis: Analysis, place: str, rows: Sequence[Mapping[str, Any]]) ->
     is_beside_one = analysis.comparison.reference is not None
     said: dict[str, str] = {}
     pairs = analysis.pairs[analysis.pairs["metric"] == analysis.comparison.metric]
-    for row in records(_at(pairs, place)):
-        same = row["verdict"] == "no significant difference"
-        if is_beside_one and row["verdict"] in ("better", "worse"):
-            said[row["first"]] = "apart"
-        elif best and not is_beside_one and same and best[0] in (row["first"], row["second"]):
-            said[row["second"] if row["first"] == best[0] else row["first"]] = "like"
+    for first, second, verdict in _at(pairs, place)[["first", "second", "verdict"]].to_numpy():
+        if is_beside_one and verdict in ("better", "worse"):
+            said[first] = "apart"
+        elif not is_beside_one and verdict == "no significant difference":
+            pair = {first, second}
+            said |= dict.fromkeys(pair - {*best[:1]} if pair & {*best[:1]} else (), "like")
     if len(rows) > 1:
         said |= {method: f"best {said.get(method, '')}" for method in best}
     return {k: said[row["method"]] for k, row in enumerate(rows) if row["method"] in said}
@@ -218,8 +193,7 @@ def _about_leaderboard(
 ) -> Iterator[str]:
     """Yield what the columns of a leaderboard mean."""
     if max(row["n"] for row in rows) > 1:
-        population = analysis.comparison.sampling_at(place).population
-        yield f"{', '.join(filter(None, ['Means over repetitions', population]))}."
+        yield _over(analysis, place, ".")
     if any(row["groups"] for row in rows):
         yield "Methods whose groups have no common letter differ significantly."
     if any(is_missing(row["rank"]) for row in rows):
@@ -237,130 +211,95 @@ def _about_leaderboard(
         )
 
 
+def _over(analysis: Analysis, place: str, end: str) -> str:
+    """Return over what means are, and for which population."""
+    population = analysis.comparison.sampling_at(place).population
+    return ", ".join(filter(None, ["Means over repetitions", population])) + end
+
+
 def rare(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield the scores of the rare classes by method; nothing where no class is rare."""
     rows = _at(analysis.classes, place)
     rare = rows[rows["rare"]].drop_duplicates("class").sort_values(["train_support", "class"])
     if rare.empty:
         return
-    known = complete_scores(analysis, place)
-    of_class = {(row["method"], row["class"]): row for row in records(rows)}
-    some = records(rare.head(MOST_RARE))
-    names = {row["class"]: short(str(row["name"])) for row in some}
-    yield Shown(
+    known = {(m, name): one for (m, name), one in complete_scores(analysis, place).items()}
+    names = {row["class"]: short(str(row["name"])) for row in records(rare.head(MOST_RARE))}
+    own = names if len(rare) > 1 else {}  # the means over a single class are its scores
+    columns = {name: wide(words(name)) for name in RARE_METRICS}
+    for what, heading in (("f1", "F1"), ("recall", "recall")):
+        columns |= {f"{what} {one}": wide(f"{heading} of {name}") for one, name in own.items()}
+        for (method, one), value in triples(
+            rows, "method", "class", name=what, of=f"{what}_"
+        ).items():
+            known[method, f"{what} {one}"] = value
+    more = f" and {len(rare) - len(names):,} more" if len(rare) > len(names) else ""
+    yield _by_method(
         "Rare classes",
-        {
-            "method": Column("method"),
-            **{name: wide(heading_of(name)) for name in RARE_METRICS},
-            **{f"f1 {one}": wide(f"F1 of {name}") for one, name in names.items()},
-            **{f"recall {one}": wide(f"recall of {n}") for one, n in names.items()},
-        },
-        [
-            {"method": method}
-            | {name: triple(known.get((method, name))) for name in RARE_METRICS}
-            | {
-                f"{what} {one}": triple(of_class.get((method, one)), what, f"{what}_")
-                for one in names
-                for what in ("f1", "recall")
-            }
-            for method in _at(analysis.leaderboard, place)["method"]
-        ],
-        "Rare recall and rare F1 are means over the rare classes"
-        f" ({', '.join(names.values())}{_more(len(rare) - len(some), 'more')}); macro F1 is the"
-        " mean over all classes. Means over repetitions, with half the width of the 95 % interval.",
+        ranked(analysis, place),
+        columns,
+        known,
+        f"Rare recall and rare F1 are means over the rare classes ({', '.join(names.values())}"
+        f"{more}); macro F1 is the mean over all classes. Means over repetitions, {HALF}.",
         place,
-        fixed=("method",),
     )
 
 
-def _more(count: int, what: str) -> str:
-    return f" and {count:,} {what}" if count > 0 else ""
+def _by_method(
+    title: str,
+    methods: Iterable[str],
+    columns: Mapping[str, Column],
+    known: Mapping[tuple[str, str], Any],
+    about: str,
+    place: str,
+) -> Shown:
+    """Return a table with a row for each method, of values by method and key of a column."""
+    rows = [{key: known.get((method, key)) for key in columns} for method in methods]
+    rows = [{"method": method, **row} for method, row in zip(methods, rows, strict=True)]
+    return Shown(title, {"method": Column("method"), **columns}, rows, about, place, fixed=1)
 
 
 def scores(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield mean, standard deviation, interval and number of each column of a leaderboard."""
-    ranked = list(_at(analysis.leaderboard, place)["method"])
-    known = {(row["metric"], row["method"]): row for row in records(_at(analysis.scores, place))}
-    rows = [
-        known[name, method]
-        for name in analysis.comparison.columns
-        for method in ranked
-        if (name, method) in known
-    ]
-    population = analysis.comparison.sampling_at(place).population
+    names, methods = analysis.comparison.columns, ranked(analysis, place)
+    table = _at(analysis.scores, place)
+    table = table[table["metric"].isin(names)].sort_values(
+        ["metric", "method"], key=lambda one: one.map((*names, *methods).index)
+    )
+    rows = []
+    for row in records(table):
+        write = WRITTEN.get(row["metric"], score)
+        cells = {what: write(row[what]) for what in ("mean", "std") if not isnan(row[what])}
+        if not isnan(row["low"]):
+            cells["low"] = f"{write(row['low'])} to {write(row['high'])}"
+        rows.append({"metric": words(row["metric"]), **{k: row[k] for k in ("method", "n")}})
+        rows[-1] |= cells
     yield Shown(
         "Scores with their deviations",
         {
             "metric": Column("metric"),
             "method": Column("method"),
-            "mean": Column("mean", _by_metric),
-            "std": Column("std", _by_metric),
-            "low": Column("95 % interval", _ends_by_metric),
+            "mean": Column("mean", str),
+            "std": Column("std", str),
+            "low": Column("95 % interval", str),
             "n": Column("runs", whole),
         },
-        [
-            row
-            | {"metric": heading_of(row["metric"])}
-            | {what: (row[what], row["metric"]) for what in ("mean", "std")}
-            | {"low": (row["low"], row["high"], row["metric"])}
-            for row in rows
-        ],
-        f"{', '.join(filter(None, ['Means over repetitions', population]))}; std is the standard"
-        " deviation between repetitions. All test metrics are in tables/scores.csv.",
+        rows,
+        _over(analysis, place, "; ") + "std is the standard deviation between repetitions. All"
+        " test metrics are in tables/scores.csv.",
         place,
-        is_tall=True,
     )
-
-
-def _by_metric(value: tuple[float, str]) -> str:
-    return of_metric(value[1])(value[0])
-
-
-def _ends_by_metric(value: tuple[float, float, str]) -> str:
-    write = of_metric(value[2])
-    return f"{write(value[0])} to {write(value[1])}"
 
 
 def pairs(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield the differences between every two methods of a place, a table for each metric."""
-    sampling = analysis.comparison.sampling_at(place)
-    for metric, rows in _at(analysis.pairs, place).groupby("metric", sort=False):
-        tests = [test for test in TESTS if test in set(rows["test"])]
+    for metric, table in _at(analysis.pairs, place).groupby("metric", sort=False):
+        needed = table["needed"].fillna(inf).where(table["verdict"] == "no significant difference")
+        table = table.assign(needed=needed.mask(table["test"] == CORRECTED))
         # For fixed clients the test that decides is this one already.
-        has_other = CORRECTED not in tests and bool(rows["corrected"].notna().any())
-        where = ", ".join(filter(None, [" and ".join(tests), sampling.population]))
-        about = []
-        if tests:
-            corrected = analysis.comparison.corrected_for
-            about.append(f"p: {where}. p (Holm): corrected {corrected}; it decides.")
-        elif sampling.why_not:
-            about.append(f"There is no p: {sampling.why_not} support no claim. `--vary both` does.")
-        elif rows["n"].max() < CLAIM_FROM:
-            about.append("There is no p: fewer than three repetitions are not tested.")
-        else:
-            about.append("There is no p: each difference is the same in all repetitions.")
-        if CORRECTED in tests:
-            about.append(
-                "The test is that of Nadeau and Bengio, because the parts of the same clients"
-                " overlap."
-            )
-        if has_other:
-            about.append(
-                "p (other samples): corrected resampled t-test (Nadeau and Bengio) for other"
-                " samples of the same kind, not corrected for several tests: repetitions have"
-                f" {100 * sampling.shared:.0f} % of their samples in common."
-            )
-        about.append(
-            "P(improvement): share of repetitions in which the first method is better than the"
-            " second; equal values count half."
-        )
-        if any(map(_needed, records(rows))):
-            about.append(
-                "Repetitions needed: to see a difference of this size with a probability of 80 %,"
-                " where it is not significant."
-            )
+        has_other = not table["test"].eq(CORRECTED).any() and table["corrected"].notna().any()
         yield Shown(
-            f"Differences in {heading_of(str(metric))}",
+            f"Differences in {words(str(metric))}",
             {
                 "pair": Column("difference"),
                 "difference": Column("mean (95 % interval)", signed),
@@ -375,19 +314,48 @@ def pairs(analysis: Analysis, place: str) -> Iterator[Shown]:
             [
                 row
                 | {"pair": f"{row['first']} - {row['second']}"}
-                | {"difference": triple(row, "difference"), "needed": _needed(row)}
-                for row in records(rows)
+                | {"difference": (row["difference"], row["low"], row["high"])}
+                for row in records(table)
             ],
-            " ".join(about),
+            " ".join(_about_pairs(analysis, place, table, has_other)),
             place,
         )
 
 
-def _needed(row: Mapping[str, Any]) -> float | None:
-    """Return the repetitions to see a difference; infinity for many, None where none are needed."""
-    if row["verdict"] != "no significant difference" or row["test"] == CORRECTED:
-        return None
-    return inf if isnan(row["needed"]) else row["needed"]
+def _about_pairs(
+    analysis: Analysis, place: str, table: pd.DataFrame, has_other: bool
+) -> Iterator[str]:
+    """Yield what the columns of a table of differences mean."""
+    sampling = analysis.comparison.sampling_at(place)
+    tests = [test for test in TESTS if table["test"].eq(test).any()]
+    if tests:
+        where = ", ".join(filter(None, [" and ".join(tests), sampling.population]))
+        yield f"p: {where}. p (Holm): corrected {analysis.comparison.corrected_for}; it decides."
+    elif sampling.why_not:
+        yield f"There is no p: {sampling.why_not} support no claim. `--vary both` does."
+    elif table["n"].max() < CLAIM_FROM:
+        yield "There is no p: fewer than three repetitions are not tested."
+    else:
+        yield "There is no p: each difference is the same in all repetitions."
+    if CORRECTED in tests:
+        yield (
+            "The test is that of Nadeau and Bengio, because the parts of the same clients overlap."
+        )
+    if has_other:
+        yield (
+            "p (other samples): corrected resampled t-test (Nadeau and Bengio) for other"
+            " samples of the same kind, not corrected for several tests: repetitions have"
+            f" {100 * sampling.shared:.0f} % of their samples in common."
+        )
+    yield (
+        "P(improvement): share of repetitions in which the first method is better than the"
+        " second; equal values count half."
+    )
+    if table["needed"].notna().any():
+        yield (
+            "Repetitions needed: to see a difference of this size with a probability of 80 %,"
+            " where it is not significant."
+        )
 
 
 def _many(count: float) -> str:
@@ -396,7 +364,7 @@ def _many(count: float) -> str:
 
 def targets(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield what it costs to reach the targets of a place, by split; nothing without a target."""
-    metric, curves = heading_of(analysis.comparison.metric), _at(analysis.curves, place)
+    metric, curves = words(analysis.comparison.metric), _at(analysis.curves, place)
     for split, rows in _at(analysis.targets, place).groupby("split", sort=False):
         rounds = np.unique(curves.loc[curves["split"] == split, "round"])
         often = int(np.diff(rounds).max(initial=1))
@@ -429,27 +397,23 @@ def targets(analysis: Analysis, place: str) -> Iterator[Shown]:
         )
 
 
-def _cost(what: str, value: tuple[float, float, float]) -> str:
+def _cost(what: str, value: Triple) -> str:
     """Return a cost of the table of targets, with its range over the runs that reach the target."""
-    middle, low, high = map(COST[what], value)
+    middle, low, high = map(WRITTEN[what], value)
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def classes(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield recall, precision and F1 by class and method of a place."""
     rows = _at(analysis.classes, place)
-    keys = _keys(analysis, rows)
-    known = {(row["class"], row["method"]): row for row in records(rows)}
     most = rows.sort_values("n", ascending=False, kind="stable")  # of repetitions
     first = most.drop_duplicates("class").sort_values(["train_support", "class"])
-    more = len(first) - MOST_CLASSES
     about = (
-        "Means over repetitions with half the width of the 95 % interval; classes with the fewest"
-        " training samples first. Numbers of samples and of clients are means over repetitions too."
+        f"Means over repetitions, {HALF}; classes with the fewest training samples first. Numbers"
+        " of samples and of clients are means over repetitions too."
     )
     if rows["n"].nunique() > 1:
         about += " Recall and F1 are means over the repetitions with test samples of the class."
-    about += f" {more:,} more classes are in tables/classes.csv." if more > 0 else ""
     columns = {
         "name": Column("class"),
         "train_support": Column("training samples", whole),
@@ -457,35 +421,64 @@ def classes(analysis: Analysis, place: str) -> Iterator[Shown]:
         "holders": Column("clients with it", whole),
         "marks": Column("marks"),
     }
+    own = [
+        row | {"marks": tuple(mark for mark in ("rare", "confusable") if row[mark])}
+        for row in records(first)
+    ]
     for name, shown in CLASS_SCORES.items():
-        yield Shown(
-            f"{shown[0].upper()}{shown[1:]} by class",
-            columns | {key: wide(one_line(m)) for m, key in keys.items()},
-            [
-                row
-                | {"marks": tuple(mark for mark in ("rare", "confusable") if row[mark])}
-                | {
-                    key: triple(known.get((row["class"], method)), name, f"{name}_")
-                    for method, key in keys.items()
-                }
-                for row in records(first.head(MOST_CLASSES))
-            ],
-            about,
-            place,
-            fixed=tuple(columns),
-            is_tall=True,
-        )
+        known = triples(rows, "class", "method", name=name, of=f"{name}_")
+        title = f"{shown[0].upper()}{shown[1:]} by class"
+        yield _beside(analysis, place, title, columns, own, "class", known, about)
+
+
+def _beside(
+    analysis: Analysis,
+    place: str,
+    title: str,
+    columns: Mapping[str, Column],
+    rows: Sequence[Mapping[str, Any]],
+    key: str,
+    known: Mapping[tuple[Any, str], Triple],
+    about: str,
+) -> Shown:
+    """Return a table with a column for each method beside others, and at most MOST_ROWS rows.
+
+    Args:
+        analysis: The tables.
+        place: Label of the place.
+        title: Title of the table.
+        columns: The other columns.
+        rows: Their values.
+        key: What tells rows apart.
+        known: Values by key and method.
+        about: Explanation.
+    """
+    methods = {method: f"of {method}" for method in ranked(analysis, place)}
+    more = len(rows) - MOST_ROWS
+    file = "classes" if key == "class" else "client_scores"
+    what = "classes" if key == "class" else "clients"
+    return Shown(
+        title,
+        {**columns, **{name: wide(one_line(m)) for m, name in methods.items()}},
+        [
+            {**row, **{name: known.get((row[key], m)) for m, name in methods.items()}}
+            for row in rows[:MOST_ROWS]
+        ],
+        about + (f" {more:,} more {what} are in tables/{file}.csv." if more > 0 else ""),
+        place,
+        fixed=len(columns),
+    )
 
 
 def clients(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield how the accuracy of the clients of a place is distributed, and that of each client."""
     table = _at(analysis.client_spread, place)
-    known = {(row["method"], row["measure"]): row for row in records(table)}
-    methods = list(_keys(analysis, table))
+    known = triples(table, "method", "measure")
+    methods = ranked(analysis, place, table)
     about = (
         "Accuracy of the clients with test samples of a run: its mean over clients, its standard"
         " deviation between clients, the worst client, and quantiles; each as a mean over"
-        " repetitions, with half the width of its 95 % interval."
+        f" repetitions, {HALF}."
     )
     if "gain" in set(table["measure"]):
         about += (
@@ -494,84 +487,46 @@ def clients(analysis: Analysis, place: str) -> Iterator[Shown]:
         )
     if "gain_ft" in set(table["measure"]):
         about += " A client is above ft if its accuracy is larger than that of fine-tuned FedAvg."
-    yield Shown(
-        "Accuracy over clients",
-        {
-            "method": Column("method"),
-            **{measure: wide(title) for measure, title in SPREAD.items()},
-        },
-        [
-            {"method": method}
-            | {measure: triple(known.get((method, measure))) for measure in SPREAD}
-            for method in methods
-        ],
-        about,
-        place,
-        fixed=("method",),
-    )
-    yield Shown(
-        "Deciles over clients",
-        {
-            "method": Column("method"),
-            **{measure: Column(f"{share:.0%}", mean) for measure, share in DECILES.items()},
-        },
-        [
-            {"method": method}
-            | {measure: triple(known.get((method, measure))) for measure in DECILES}
-            for method in methods
-        ],
+    columns = {measure: wide(title) for measure, title in SPREAD.items()}
+    yield _by_method("Accuracy over clients", methods, columns, known, about, place)
+    about = (
         "Accuracy below which a tenth of the clients with test samples of a run lie, two tenths,"
-        " and so on; each as a mean over repetitions.",
-        place,
-        fixed=("method",),
+        " and so on; each as a mean over repetitions."
     )
-    yield from _each_client(analysis, place)
-
-
-def _each_client(analysis: Analysis, place: str) -> Iterator[Shown]:
-    """Yield the accuracy of each client; nothing where repetitions draw clients anew."""
+    columns = {measure: Column(f"{share:.0%}", mean) for measure, share in DECILES.items()}
+    yield _by_method("Deciles over clients", methods, columns, known, about, place)
     table = _at(analysis.client_scores, place)
-    if table.empty:
+    if table.empty:  # repetitions draw clients anew
         return
-    keys, first = _keys(analysis, table), table.drop_duplicates("client").sort_values("client")
-    known = {(row["client"], row["method"]): row for row in records(table)}
-    more = len(first) - MOST_CLIENTS
-    columns = {
-        "client": Column("client"),
-        "train_size": Column("training samples", whole),
-        "test_size": Column("test samples", whole),
-    }
-    yield Shown(
-        "Accuracy by client",
-        columns | {key: wide(one_line(method)) for method, key in keys.items()},
-        [
-            row
-            | {"client": short(str(row["name"]), MOST_LETTERS) or str(row["client"])}
-            | {
-                key: triple(known.get((row["client"], method)), "accuracy", "accuracy_")
-                for method, key in keys.items()
-            }
-            for row in records(first.head(MOST_CLIENTS))
-        ],
-        "Mean over the repetitions in which the client has test samples, with half the width of its"
-        " 95 % interval. Numbers of samples are means over repetitions too."
-        + (f" {more:,} more clients are in tables/client_scores.csv." if more > 0 else ""),
+    first = records(table.drop_duplicates("client").sort_values("client"))
+    yield _beside(
+        analysis,
         place,
-        fixed=tuple(columns),
-        is_tall=True,
+        "Accuracy by client",
+        {
+            "label": Column("client"),
+            "train_size": Column("training samples", whole),
+            "test_size": Column("test samples", whole),
+        },
+        [
+            row | {"label": short(str(row["name"]), MOST_LETTERS) or str(row["client"])}
+            for row in first
+        ],
+        "client",
+        triples(table, "client", "method", name="accuracy", of="accuracy_"),
+        f"Mean over the repetitions in which the client has test samples, {HALF}. Numbers of"
+        " samples are means over repetitions too.",
     )
 
 
 def new_clients(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield the scores of the clients that join after the training; nothing if no run has any."""
-    rows = records(_at(analysis.new_clients, place))
-    if not rows:
+    table = _at(analysis.new_clients, place)
+    if table.empty:
         return
     entries = analysis.comparison.at(place)
     what = entries[0].run.config.client_metric.replace("_", " ")
-    last = {row["method"]: row for row in rows}  # of the largest number of epochs
-    epochs = {k: f"{k} epoch{'' if k == 1 else 's'}" for k in sorted({r["epochs"] for r in rows})}
-    known = {(row["method"], row["epochs"]): row for row in rows}
+    epochs = {k: f"{k} epoch{'' if k == 1 else 's'}" for k in sorted({*table["epochs"]})}
     about = (
         f"Test {what} over the clients that trained in no round, after epochs of training on their"
         " own training parts, on a copy that is discarded. 0 epochs: the model that the server"
@@ -585,26 +540,17 @@ def new_clients(analysis: Analysis, place: str) -> Iterator[Shown]:
             f" The figures are read beside those of {' and '.join(missing)}, which this comparison"
             " does not have."
         )
-    yield Shown(
-        "Clients that join later",
-        {
-            "method": Column("method"),
-            **{f"new {k}": wide(words) for k, words in epochs.items()},
-            **{f"gap {k}": Column(f"gap, {w}", "{:+.4f}".format) for k, w in epochs.items()},
-            "worst10": Column("worst 10 %", score),
-            "received_bytes": Column("bytes to join", size),
-            "steps": Column("steps", tenth),
-        },
-        [
-            row
-            | {f"new {k}": triple(known.get((method, k))) for k in epochs}
-            | {f"gap {k}": known[method, k]["gap"] for k in epochs if (method, k) in known}
-            for method, row in last.items()
-        ],
-        about,
-        place,
-        fixed=("method",),
-    )
+    known: dict[tuple[str, str], Any] = {}
+    for row in records(table):  # the last columns have what the last row of a method has
+        values = {f"new {row['epochs']}": (row["mean"], row["low"], row["high"]), **row}
+        values[f"gap {row['epochs']}"] = row["gap"]
+        known |= {(row["method"], key): value for key, value in values.items()}
+    columns = {f"new {k}": wide(words) for k, words in epochs.items()}
+    columns |= {f"gap {k}": Column(f"gap, {w}", "{:+.4f}".format) for k, w in epochs.items()}
+    columns |= {"worst10": Column("worst 10 %", score)}
+    columns |= {"received_bytes": Column("bytes to join", size), "steps": Column("steps", tenth)}
+    methods = ranked(analysis, place, table)
+    yield _by_method("Clients that join later", methods, columns, known, about, place)
 
 
 def ranks(analysis: Analysis, place: str = "") -> Iterator[Shown]:
@@ -614,7 +560,7 @@ def ranks(analysis: Analysis, place: str = "") -> Iterator[Shown]:
         return
     has_claims = has_rank_claims(analysis)
     best = str(across.ranks.index[0])
-    beside = across.nemenyi[best].to_dict()
+    beside = across.nemenyi[best].drop(best).to_dict() if has_claims else {}
     about = []
     if across.blocks < across.places:
         about.append(
@@ -637,11 +583,7 @@ def ranks(analysis: Analysis, place: str = "") -> Iterator[Shown]:
             "p": Column(f"p beside {one_line(best)} (Nemenyi)", p_value),
         },
         [
-            {
-                "method": str(name),
-                "rank": float(rank),
-                "p": beside[str(name)] if has_claims and name != best else None,
-            }
+            {"method": name, "rank": rank, "p": beside.get(name)}
             for name, rank in across.ranks.items()
         ],
         " ".join(about),
@@ -675,10 +617,9 @@ def runs(analysis: Analysis) -> Shown:
         },
         [
             {
-                **{name: getattr(one, name) for name in ("place", "method", "repetition")},
+                **vars(one),
                 "seed": one.run.config.seed,
                 **{key: one.run.summary.get(key) for key in hashes},
-                "folder": one.folder,
             }
             for one in analysis.comparison.entries
         ],
@@ -699,11 +640,11 @@ TABLES: Final[Mapping[str, Callable[[Analysis, str], Iterator[Shown]]]] = {
 """The tables of a place by name, and the ranks over places."""
 
 
+def ranked(analysis: Analysis, place: str, table: pd.DataFrame | None = None) -> list[str]:
+    """Return the methods of a place, or those of a table of it, in the order of the leaderboard."""
+    methods = _at(analysis.leaderboard, place)["method"]
+    return [*(methods if table is None else methods[methods.isin(table["method"])])]
+
+
 def _at(table: pd.DataFrame, place: str) -> pd.DataFrame:
     return table[table["place"] == place]
-
-
-def _keys(analysis: Analysis, table: pd.DataFrame) -> dict[str, str]:
-    """Return the keys of the columns of the methods of a table, by method in their order."""
-    have = set(table["method"])
-    return {m: f"of {m}" for m in analysis.comparison.methods if m in have}

@@ -4,11 +4,11 @@ All metrics are those of the models that are deployed to the clients, on their t
 best round by validation; without validation parts at the last round.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import nan
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -50,76 +50,10 @@ CLIENTS: Final = (
 
 @dataclass(frozen=True)
 class Analysis:
-    """The tables of a comparison. NaN stands for what there is not.
+    """The tables of a comparison, see `fl.Comparison`. NaN stands for what there is not.
 
     Attributes:
         comparison: The runs.
-        long: A row for each metric of each evaluation of each run, from which any other program can
-            compute the tables: `place`, `method`, `repetition`, `seed`; `split` (`validation`,
-            `test` or `common`), `deployment` (`personal` for the clients' own models), `metric` and
-            `value`; `round`; whether it is the `best` round by validation, and the `last` one;
-            `trainings` of clients, `bytes` of all clients and `seconds` until then, if each round
-            takes equally long; and `path`, the run folder.
-        leaderboard: A row for each method of each place, best first. `mean`, `low`, `high`: the
-            metric, with its 95 % interval over repetitions; `std`: standard deviation of the
-            repetitions; `rank`: 1 for the best mean, NaN for a method that lacks repetitions of the
-            place, because its mean is over others; such methods are the last ones, unless none has
-            all repetitions; `groups`: methods without a common letter differ significantly; a
-            method that was not tested has none, nor has any if only some pairs are tested or there
-            are more than eight methods; `last`: mean of the metric after the last round; means of
-            the other columns of `Arrangement.columns`, and always of `bytes` (of all clients and
-            rounds, set-up included) and `seconds` (training and evaluation); `better_than`: tuple
-            of methods that this one is significantly better than.
-        scores: A row for each method of each place and each of its test metrics, `bytes` and
-            `seconds`: the number `n` of repetitions that have it, `mean`, standard deviation `std`,
-            and the 95 % interval `low`, `high` of the mean.
-        pairs: A row for each metric of `Arrangement.tested` and every two methods of a place; see
-            `statistics.differences`. With a reference there are only the pairs with it, and it is
-            the second method. `p` is the p-value of the `test` that decides, one of TESTS, for the
-            population of `Sampling.population`; NaN where the repetitions support no claim.
-            `p_holm` is `p` after the correction for all pairs of the place in this metric, and
-            decides the verdict: a method is `better` with more of the metric, and with less of one
-            such as `nll`. `corrected` is NaN on one partition. `needed`: see
-            `statistics.repetitions_needed`; NaN for significant differences, and where repetitions
-            are not independent.
-        classes: A row for each class and method of a place: means over repetitions; `n` is the
-            number of repetitions with test samples of the class, over which recall and F1 are
-            means; `holders` is the number of clients with training samples of the class;
-            `difference`: recall minus the baseline's, with its interval, which is not corrected for
-            the number of classes. A class without test samples in a repetition has neither recall
-            nor F1 there; its precision is 0, as is that of a class that is never predicted.
-            `recall_std`, `recall_low`, `recall_high` and the like: standard deviation of a score,
-            and interval of its mean.
-        clients: A row for each client of each run. `accuracy` is that of the test part. `skew`:
-            total variation distance between the class shares of the client's training part and
-            those of all clients', in [0, 1]; `gain`: accuracy minus that of `local` for the same
-            client and repetition; `gain_ft`: the same for `ft`, fine-tuned FedAvg.
-        client_scores: A row for each client and method of a place whose repetitions have the same
-            clients: over the `n` repetitions in which the client has test samples, the mean
-            `accuracy`, its standard deviation and interval, and those of `gain`. Empty for places
-            whose repetitions draw clients anew.
-        client_spread: A row for each method of each place and each measure, over repetitions: of
-            the clients of a run with test samples, the mean accuracy, its standard deviation,
-            `worst` and quantiles: the deciles `q10`, `q20`, ..., `q90` (the fifth is `median`),
-            `q25` and `q75`; the mean `gain`, and the shares of clients that gain (`gaining`) and
-            lose (`losing`) against `local`; the same against `ft` (`gain_ft`, `gaining_ft`,
-            `losing_ft`).
-        new_clients: A row for each method of each place and number of `epochs`, of runs with
-            clients that join after the training: the mean over these clients of their accuracy
-            after so many epochs, with `n`, `mean`, `std`, `low`, `high` over repetitions; and means
-            over repetitions of `seen`, that of the clients that trained, `gap`, the difference,
-            `worst10`, and `received_bytes` and optimizer `steps` of a client.
-        curves: The metric of a run by round, split (`validation`, `test`), and cumulated `bytes`
-            and `seconds`. The seconds of a run are shared out evenly over its rounds.
-        targets: Rounds, bytes and seconds until a method reaches a target of a place, by `split`:
-            `validation` where all runs have it, and `test`. The target is the one that was asked
-            for, or `evaluation.target_accuracy`; without either there are no rows. `reached` of the
-            `n` repetitions reach it, which is `share`. `rounds`, `bytes` and `seconds` are medians
-            over all repetitions; one that does not reach the target is censored at its end and
-            counts as later than all others. Where half of them or more do not, the median is NaN,
-            and `least_rounds`, `least_bytes` and `least_seconds` are the costs that it exceeds.
-            `rounds_min`, `rounds_max` and the like are the smallest and the largest cost of the
-            repetitions that reach the target.
         across: The comparison over places; None for a single place.
         answer: What the tables say, in sentences.
         train_counts: Training samples [N, C] by client and class, by place and repetition, as far
@@ -238,27 +172,20 @@ def _leaderboard(
     others = [*(name for name in comparison.columns[1:] if name not in taken), *PRICES]
     mine = values[values["metric"] == comparison.metric]
     limits = (0.0, 1.0) if comparison.metric in SHARES else None
-    board = over_repetitions(mine, by, "value", comparison.overlaps, limits)
+    board = over_repetitions(mine, by, "value", comparison.overlaps, limits).set_index(by)
+    # Means over different repetitions cannot be compared.
+    means, after = (
+        one["mean"].where(one["count"].eq(board["n"], axis=0)).reindex(columns=names)
+        for one, names in ((_means(values), others), (_means(last), [comparison.metric]))
+    )
+    board = board.assign(last=after[comparison.metric]).join(means).reset_index()
     repetitions = mine.groupby("place")["repetition"].nunique()
     is_ranked = board["n"] == board["place"].map(repetitions)
     level = statistics.rounded(board["mean"])
     places = level.where(is_ranked).groupby(board["place"])
     board["rank"] = places.rank(method="min", ascending=False)
-    after = last[last["metric"] == comparison.metric].groupby(by)["value"].agg(["mean", "count"])
-    after = board[by].join(after, on=by)  # no mean over fewer repetitions than the others
-    board["last"] = after["mean"].where(after["count"] == board["n"])
-    counted = values.groupby([*by, "metric"])["value"].agg(["mean", "count"]).unstack("metric")
-    for name in others:
-        board[name] = nan
-        if ("mean", name) in counted:
-            # Means over different repetitions cannot be compared.
-            known = board[by].join(counted["count"][name].rename("count"), on=by)["count"]
-            means = board[by].join(counted["mean"][name].rename("mean"), on=by)["mean"]
-            board[name] = means.where(known == board["n"])
-    order = board.assign(lacks=~is_ranked, level=-level).sort_values(
-        ["lacks", "level"], kind="stable"
-    )
-    board = board.loc[order.index]
+    order = board.assign(lacks=~is_ranked, level=-level)
+    board = board.loc[order.sort_values(["lacks", "level"], kind="stable").index]
     boards = []
     for place in comparison.places:
         rows = board[board["place"] == place]
@@ -282,15 +209,48 @@ def _leaderboard(
     return found.assign(rank=pd.Series(ranks, dtype=object))  # whole numbers beside NaN
 
 
+def _means(values: pd.DataFrame) -> pd.DataFrame:
+    """Return the `mean` and the `count` of each metric of each method of each place."""
+    groups = values.groupby(["place", "method", "metric"])["value"]
+    return groups.agg(["mean", "count"]).unstack("metric")
+
+
+def _rows(comparison: Arrangement, name: str) -> pd.DataFrame:
+    """Return the rows of a table of all runs at their best rounds.
+
+    Args:
+        comparison: The runs.
+        name: `classes` or `clients`, see `StoredRun`.
+
+    Returns:
+        The rows of each run in turn, with its number as `run`, the columns of RUN, and the name of
+        its method as `algorithm`.
+    """
+    entries = comparison.entries
+    runs = [(*(getattr(e, key) for key in RUN), e.run.config.algorithm.name) for e in entries]
+    tables = [getattr(entry.run, name) for entry in entries]
+    rows = pd.concat(tables, keys=range(len(entries)), names=["run"]).reset_index("run")
+    rows = rows[rows["moment"] == "best"].reset_index(drop=True)
+    return rows.join(pd.DataFrame(runs, columns=[*RUN, "algorithm"]), on="run")
+
+
+def _of_counts(
+    comparison: Arrangement,
+    rows: pd.DataFrame,
+    key: str,
+    function: Callable[[NDArray[np.int64]], NDArray[Any]],
+) -> list[float]:
+    """Return for each row of a run what a function of its `client_counts` has there, or NaN."""
+    counts = [entry.run.client_counts for entry in comparison.entries]
+    known = [None if one is None else function(one) for one in counts]
+    places = zip(rows["run"], rows[key], strict=True)
+    return [nan if (found := known[run]) is None else found[number] for run, number in places]
+
+
 def _classes(comparison: Arrangement) -> pd.DataFrame:
     """Return the table of classes; see `Analysis.classes`."""
-    frames = []
-    for entry in comparison.entries:
-        table, counts = entry.run.class_table(), entry.run.client_counts
-        holders = nan if counts is None else (counts > 0).sum(axis=0)[table["class"]]
-        run = {name: getattr(entry, name) for name in RUN}
-        frames.append(table.assign(**run, holders=holders))
-    rows = pd.concat(frames, ignore_index=True)
+    rows = _rows(comparison, "classes")
+    rows["holders"] = _of_counts(comparison, rows, "class", lambda one: (one > 0).sum(axis=0))
     # A class without test samples has no recall.
     rows.loc[rows["test_support"] == 0, ["recall", "f1"]] = nan
     one = ["place", "repetition", "class"]
@@ -314,13 +274,8 @@ def _classes(comparison: Arrangement) -> pd.DataFrame:
 
 def _clients(comparison: Arrangement) -> pd.DataFrame:
     """Return the table of clients; see `Analysis.clients`."""
-    frames = []
-    for entry in comparison.entries:
-        table, counts = entry.run.client_table(), entry.run.client_counts
-        run = {name: getattr(entry, name) for name in RUN}
-        skew = nan if counts is None else skews(counts)[table["client"]]
-        frames.append(table.assign(**run, skew=skew, algorithm=entry.run.config.algorithm.name))
-    rows = pd.concat(frames, ignore_index=True).fillna({"name": ""})
+    rows = _rows(comparison, "clients")
+    rows["skew"] = _of_counts(comparison, rows, "client", skews)
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *CLIENTS])))
     rows["name"] = rows["name"].fillna("")
     key = ["place", "repetition", "client"]

@@ -14,7 +14,7 @@ from flbench.core.errors import UserError, did_you_mean
 from flbench.reports.shown import Chapter, card
 from flbench.results import metrics_file, study_folder
 from flbench.results.study_folder import Trial
-from flbench.results.summary import evaluated_rounds
+from flbench.results.summary import RunningSummary
 from flbench.tuning.deployments import reported
 from flbench.tuning.report import StudyReport
 
@@ -104,7 +104,7 @@ class Study:
                 {
                     **found,
                     "done": trial.ended is not None,
-                    "training_iteration": len(evaluated_rounds(lines)),
+                    "training_iteration": RunningSummary(lines).evaluated,
                     "trial_id": f"{trial.method}/{trial.index:03d}",
                     "date": trial.ended or trial.started,
                     "time_total_s": seconds.get("total"),

@@ -10,6 +10,7 @@ from flbench.cli import console, tables
 from flbench.cli.words import layers, one_name
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_values
+from flbench.core.errors import UserError
 from flbench.data import catalogue
 
 
@@ -28,17 +29,21 @@ def data(
     The words and options are those of `flbench.cli.app`.
     """
     name, overrides = one_name(words or [], "data set")
-    keys = [*overrides, *(key for key in aliases if key != "dataset")]
-    wants_partition = bool(keys or config or out or picture or topology)
-    named = [] if name is None else [f"data.name={name}"]
-    given = layers([*overrides, *named], aliases, config)
+    short_forms = dict(aliases)
+    option = short_forms.pop("dataset", None)
+    if None not in (name, option) and name != option:
+        raise UserError(f"`{name}` and --dataset {option} name different data sets. Name one.")
+    name = name or option
+    wants_partition = bool(overrides or short_forms or config or out or picture or topology)
+    short_forms |= {} if name is None else {"dataset": name}
+    given = layers(overrides, short_forms, config)
     if topology is not None:
         # A decentralized method, whichever the configuration does not replace.
         method = from_values({"algorithm": "dfedavg"}, "--topology")
         graph = from_values({"algorithm.topology": topology}, "--topology")
         given = [method, *given, graph]
     resolved = resolve(given)[0]
-    if not (named or aliases or wants_partition):
+    if name is None and not wants_partition:
         entries = catalogue.data_sets(resolved.data)
         if as_json:
             console.json(entries)
@@ -54,10 +59,8 @@ def data(
             console.notes([told]) if as_json else console.line(told)
         if topology is None:
             _save(picture, lambda figures: figures.partition(federation))
-            if as_json:
-                console.json(catalogue.partition(federation))
-            else:
-                tables.print_partition(federation)
+            entry = catalogue.partition(federation)
+            console.json(entry) if as_json else tables.print_partition(federation)
             return
         network = methods.network(resolved.algorithm, resolved.seed, federation.clients)
         names = federation.partition.names

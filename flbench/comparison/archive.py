@@ -26,7 +26,6 @@ from flbench.core.archives import (
 from flbench.core.documents import as_data_error, read_json, read_yaml
 from flbench.core.errors import UserError
 from flbench.core.plain_yaml import to_yaml
-from flbench.core.system_errors import as_flbench_errors
 from flbench.jobs.folder import FAILURES
 from flbench.results import folders, study_folder
 from flbench.results.reading import is_finished
@@ -100,9 +99,11 @@ def pack(paths: Sequence[Path], file: Path) -> int:
             f" read: {MOST_FILES:,} files, and {LARGEST_RATIO} times its own size. Pack them into"
             " several archives."
         )
-    with as_flbench_errors():
+    try:
         file.parent.mkdir(parents=True, exist_ok=True)
         files.write(file, content)
+    except OSError as error:
+        raise UserError(f"{file} cannot be written ({error.strerror or error}).") from error
     return count
 
 

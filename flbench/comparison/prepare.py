@@ -3,21 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from flbench.comparison import design as designs
 from flbench.comparison import tuned
 from flbench.comparison.design import Design
 from flbench.comparison.folder import ComparisonFolder
-from flbench.comparison.tuned import changes
+from flbench.config.resolve import read
 from flbench.config.schema import Config, EngineConfig
+from flbench.config.sources import leaves
 from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.own_names import check_whole
 from flbench.experiment import assembly
 from flbench.experiment.engines import on_this_machine, with_device
+from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
+from flbench.results.differences import SOURCE
 from flbench.workers.nesting import is_elsewhere
 from flbench.workers.ray_resources import CELL, Resources, gpu_share
 
@@ -216,7 +220,8 @@ def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> No
     begun = [cell for cell in prepared.cells if (folder.run_folder(cell) / "config.yaml").is_file()]
     for cell in begun:
         path = folder.run_folder(cell)
-        for key, was, now in changes(prepared.complete(cell), path, SEEDS):
+        if found := first_difference(prepared.complete(cell), path, SEEDS):
+            key, was, now = found
             raise ConfigError(
                 f"`{key}` was {was!r} when {path} began, and is now {now!r}. Start a new"
                 " comparison."
@@ -224,3 +229,20 @@ def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> No
     if not all(map(folder.is_done, prepared.cells)):
         for cell in begun:
             prepared.samples.check_unchanged(cell, folder.run_folder(cell))
+
+
+def first_difference(
+    asked: Config, path: Path, without: tuple[str, ...] = ()
+) -> tuple[str, Any, Any] | None:
+    """Return the first key in which the run in a folder differs from what is asked, both values.
+
+    Keys whose beginnings are in `without` may differ.
+    """
+    now, was = (
+        leaves(one.tree(), without=(*without, *CHANGEABLE_ON_RESUME, "output."))
+        for one in (asked, read(path / "config.yaml"))
+    )
+    different = (key for key in now | was if now.get(key) != was.get(key))
+    # Where a method is imported from may change.
+    key = next((key for key in different if key != SOURCE), None)
+    return None if key is None else (key, was.get(key), now.get(key))

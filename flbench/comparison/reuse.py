@@ -9,8 +9,7 @@ from typing import Final
 
 from flbench import __version__
 from flbench.comparison.folder import ComparisonFolder
-from flbench.comparison.prepare import PreparedComparison
-from flbench.comparison.tuned import changes
+from flbench.comparison.prepare import PreparedComparison, first_difference
 from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
@@ -126,8 +125,8 @@ def _difference(prepared: PreparedComparison, cell: Job, path: Path) -> str | No
 
     The hash leaves out keys on which no model depends, such as `evaluation.rare`.
     """
-    for key, was, now in changes(prepared.complete(cell), path):
-        return f"`{key}` is {was!r} there, and {now!r} here."
+    if found := first_difference(prepared.complete(cell), path):
+        return "`{}` is {!r} there, and {!r} here.".format(*found)
     there, here = (
         read_json(path / "partition.json"),
         json.loads(prepared.samples.partition(cell)[1]),

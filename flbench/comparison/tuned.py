@@ -2,20 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flbench.comparison.design import Design, LabelledLayer
 from flbench.config import trust
-from flbench.config.resolve import read
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values, is_line, leaves, merge
 from flbench.core.documents import read_json
 from flbench.core.errors import ConfigError
-from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.results import reading, study_folder
-from flbench.results.differences import SECTIONS, SOURCE, WITHOUT, text_of
+from flbench.results.differences import SECTIONS, WITHOUT, text_of
 from flbench.results.study_folder import PERSONAL, StoredStudy, Trial
 
 COMPARED: Final = (*SECTIONS, "algorithm.", "engine.precision")
@@ -190,18 +188,19 @@ def _differences(
             continue
         methods.add(cell.method)
         folder = _folder(study, won)
+        there = leaves(reading.read(folder).config.tree())
         was = read_json(folder / "partition.json").get("data")
         mine, now = [], samples.data_hash(cell)
         if was not in (None, now):
             names = study.header.dataset, cell.config.data.title
             mine = [f"the data: {names[0]} ({was[:6]}) there, {names[1]} ({now[:6]}) here"]
         mine += [
-            f"{key}: {text_of(old)} there, {text_of(new)} here"
-            for key, old, new in changes(
-                built[cell.method, (cell.data, cell.setting)], folder, UNCOMPARED
-            )
+            f"{key}: {text_of(there.get(key))} there, {text_of(value)} here"
+            for key, value in leaves(built[cell.method, (cell.data, cell.setting)].tree()).items()
             if key.startswith(COMPARED)
+            and key not in UNCOMPARED
             and not any(f"{searched}.".startswith(f"{key}.") for searched in won.params)
+            and there.get(key) != value
         ]
         for difference in mine:
             found.setdefault(difference, {})[cell.method] = None
@@ -209,15 +208,3 @@ def _differences(
         f"{difference} ({', '.join(of)})" if len(of) < len(methods) else difference
         for difference, of in found.items()
     ]
-
-
-def changes(asked: Config, path: Path, without: tuple[str, ...] = ()) -> list[tuple[str, Any, Any]]:
-    """Return the keys in which the run in a folder differs from what is asked, with both values.
-
-    Keys whose beginnings are in `without` may differ, and where a method is imported from.
-    """
-    now, was = (
-        leaves(one.tree(), without=(*without, *CHANGEABLE_ON_RESUME, "output.", SOURCE))
-        for one in (asked, read(path / "config.yaml"))
-    )
-    return [(key, was.get(key), now.get(key)) for key in now | was if now.get(key) != was.get(key)]

@@ -43,7 +43,7 @@ from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.results import metrics_file
 from flbench.results.reading import check_run_folder
-from flbench.results.summary import best_round
+from flbench.results.summary import RunningSummary
 
 Moment = Literal["best", "last"]
 MOMENTS: Final = ("best", "last")
@@ -180,7 +180,8 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
     state = checkpoint.read(last, config_hash, storage).state
     if moment == "last":
         return state
-    best = best_round(metrics_file.read(path / "metrics.csv"), experiment.config.evaluation.best)
+    rows = metrics_file.read(path / "metrics.csv")
+    best = RunningSummary(rows, experiment.config.evaluation.best).best
     if best is None or best == state.round:
         return state  # without a validation part the last round counts
     if best_file.is_file():

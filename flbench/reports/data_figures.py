@@ -1,17 +1,18 @@
 """Pictures of data, classes and clients: partitions, networks, confusion matrices, and scores."""
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, nan
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
-from unicodedata import combining, east_asian_width
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LogNorm
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+from rich.cells import cell_len
 
 from flbench.core.text import one_line
 from flbench.reports.picture import Picture, in_legend, literal, plain, short
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 MOST_NAMED: Final = 30
 """Clients whose names a picture of all clients shows."""
+MOST_CLASSES: Final = 20
+"""Classes whose names the picture of a partition shows."""
 CHARACTER: Final = 0.6  # mean width of a character, as a share of the font's size
 LINE: Final = 1.25  # height of a line, as a share of the font's size
-WIDE: Final = "@MWmw%"  # letters that need almost twice the mean width
 
 
 def partition(federation: "Federation") -> Picture:
@@ -53,27 +55,68 @@ def partition_table(
         shifts: How the samples of each client are shifted; empty if none are.
     """
     clients, classes = counts.shape
-    own, labels = [short(name) for name in names], [short(name) for name in client_names]
+    columns = [short(name) for name in names] if classes <= MOST_CLASSES else []
+    rows = [short(name) for name in client_names] or [str(k) for k in range(clients)]
     if shifts:
-        called = labels or [str(client) for client in range(clients)]
-        labels = [short(f"{name}, {what}") for name, what in zip(called, shifts, strict=True)]
-    inner = (min(9.5, 0.25 * classes), min(10.5, 0.16 * clients))
-    beside = max(map(width, labels), default=0.0) if clients <= MOST_NAMED else 0.0
-    below = height(own, inner[0]) if classes <= 20 else 0.0
-    size = (inner[0] + max(2.5, 1.7 + beside), inner[1] + max(1.5, 1.1 + below))
-    figure = Picture(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
-    shown = np.ma.masked_equal(counts, 0)
+        rows = [short(f"{name}, {what}") for name, what in zip(rows, shifts, strict=True)]
+    rows = rows if clients <= MOST_NAMED else []
+    wide = min(9.5, 0.25 * classes)
+    figure, axes = _board(wide, min(10.5, 0.16 * clients), rows, columns)
+    values = np.where(counts > 0, counts, nan)
     norm = LogNorm(1, max(10, int(counts.max())))
-    image = axes.imshow(shown, aspect="auto", cmap="viridis", norm=norm, interpolation="nearest")
+    image = heat(axes, values, rows, columns, wide, cmap="viridis", norm=norm)
     axes.set(xlabel="class", ylabel="client")
-    if classes <= 20:
-        name_places(axes, own, inner[0])
-    if clients <= MOST_NAMED:
-        axes.set_yticks(range(clients), labels or None)
-    axes.set_title(wrapped(f"{dataset}: {clients} clients", size[0] - 1.0))
+    axes.set_title(wrapped(f"{dataset}: {clients} clients", figure.get_figwidth() - 1.0))
     figure.colorbar(image, ax=axes, label="training samples", format="{x:g}")
     return figure
+
+
+def heat(
+    axes: Axes,
+    values: NDArray[np.floating[Any]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    inches: float,
+    size: float = 10.0,
+    **style: Any,
+) -> AxesImage:
+    """Draw values as colours, with names beside rows and columns.
+
+    Args:
+        axes: The axes.
+        values: [R, Q] values; NaN for an empty field.
+        rows: Names of the R rows; numbers if there are none.
+        columns: Names of the Q columns; numbers if there are none.
+        inches: Width of the axes.
+        size: Size of the names in points.
+        style: Colours, see `matplotlib.axes.Axes.imshow`.
+    """
+    style = {"aspect": "auto", "interpolation": "nearest"} | style
+    image = axes.imshow(np.ma.masked_invalid(values), **style)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    if len(columns) == values.shape[1]:
+        name_places(axes, columns, inches, size)
+    if len(rows) == values.shape[0]:
+        axes.set_yticks(range(len(rows)), rows, fontsize=size)
+    return image
+
+
+def write(axes: Axes, texts: NDArray[Any], is_dark: NDArray[np.bool_], size: float) -> None:
+    """Write texts [R, Q] into the fields of `heat`, white where these are dark."""
+    for (row, column), text in np.ndenumerate(texts):
+        colour = "white" if is_dark[row, column] else "black"
+        axes.text(column, row, text, ha="center", va="center", color=colour, size=size)
+
+
+def _board(
+    wide: float, high: float, rows: Sequence[str], columns: Sequence[str]
+) -> tuple[Picture, Axes]:
+    """Return a figure for `heat` of a size in inches, to which that of the names is added."""
+    beside = max(map(width, rows), default=0.0)
+    size = (wide + max(2.5, 1.7 + beside), high + max(1.5, 1.1 + height(columns, wide)))
+    figure = Picture(figsize=size, layout="constrained")
+    return figure, figure.add_subplot()
 
 
 @literal
@@ -138,16 +181,10 @@ def topology(
     left.set_aspect("equal")
     left.margins(0.08)
     left.axis("off")
-    shown = np.ma.masked_equal(rows.numpy(), 0.0)
-    aspect = "auto" if labels else "equal"  # rotated names need a part of the height
-    image = right.imshow(shown, cmap="viridis", vmin=0.0, interpolation="nearest", aspect=aspect)
+    weights = np.where(rows.numpy() == 0, nan, rows.numpy())
+    aspect = "auto" if labels else "equal"  # upright names need a part of the height
+    image = heat(right, weights, labels, labels, 3.0, 7, cmap="viridis", vmin=0.0, aspect=aspect)
     right.set(xlabel="client that sends", ylabel="client that mixes")
-    if labels:
-        right.set_xticks(range(clients), labels, rotation=90, fontsize=7)
-        right.set_yticks(range(clients), labels, fontsize=7)
-    else:
-        for axis in (right.xaxis, right.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=right, label="weight")
     figure.suptitle(wrapped(title, 10.0))
     return figure
@@ -194,28 +231,17 @@ def confusion(counts: NDArray[np.floating[Any]], names: Sequence[str], title: st
         title: Title of the figure.
     """
     count = len(names)
-    totals = counts.sum(axis=1, keepdims=True)
-    shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
-    side = min(12.0, 2.5 + 0.36 * count)
-    labels = [short(name) for name in names]
-    inner = side - 1.3
-    beside = max(map(width, labels), default=0.0) if count <= 40 else 0.0
-    below = height(labels, inner) if count <= 40 else 0.0
-    size = (max(side + 1.0, inner + 1.9 + beside), max(side, inner + 1.5 + below))
-    figure = Picture(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    if count <= 40:
-        name_places(axes, labels, inner)
-        axes.set_yticks(range(count), labels)
+    with np.errstate(invalid="ignore"):
+        shares = np.nan_to_num(counts / counts.sum(axis=1, keepdims=True))
+    labels = [short(name) for name in names] if count <= 40 else []
+    side = min(10.0, 1.0 + 0.36 * count)
+    figure, axes = _board(side, side, labels, labels)
+    image = heat(axes, shares, labels, labels, side, cmap="Blues", vmin=0, vmax=1, aspect="equal")
     if count <= 15:
-        for row, column in np.argwhere(counts > 0):
-            share = shares[row, column]
-            color = "white" if share > 0.5 else "black"
-            axes.text(
-                column, row, f"{100 * share:.0f}", ha="center", va="center", color=color, size=8
-            )
-    axes.set(xlabel="predicted class", ylabel="true class", title=wrapped(title, size[0] - 1.0))
+        texts = np.where(counts > 0, np.char.mod("%.0f", 100 * shares), "")
+        write(axes, texts, shares > 0.5, 8)
+    axes.set(xlabel="predicted class", ylabel="true class")
+    axes.set_title(wrapped(title, figure.get_figwidth() - 1.0))
     figure.colorbar(image, ax=axes, label="share of the true class")
     return figure
 
@@ -269,15 +295,7 @@ def width(label: str, size: float = 10.0) -> float:
         label: A text of one line.
         size: Size of the font in points.
     """
-    ems = sum(
-        0.0
-        if combining(letter)
-        else 1.0
-        if letter in WIDE or east_asian_width(letter) in "FW"
-        else CHARACTER
-        for letter in label
-    )
-    return ems * size / 72
+    return cell_len(label) * CHARACTER * size / 72
 
 
 def height(names: Sequence[str], inches: float, size: float = 10.0) -> float:

@@ -71,12 +71,15 @@ def encode(figure: Figure, form: str, name: str = "flbench") -> bytes:
     """Return a figure as bytes. They are reproducible: there is no date, and ids are fixed.
 
     Args:
-        figure: The figure.
+        figure: The figure; it keeps the places of its parts afterwards.
         form: `svg`, `pdf` or `png`. The texts of an SVG are texts.
         name: Part of the ids of an SVG; pictures of one page need different ones.
     """
     dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)
     content = BytesIO()
+    if (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)
+        figure.set_layout_engine("none")  # otherwise matplotlib draws twice, first for the layout
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(content, format=form, dpi=120, metadata={dated: None} if dated else None)
     return content.getvalue()

@@ -140,8 +140,8 @@ def latex(table: Shown, warning: str = "") -> str:
 def _divided(table: Shown) -> Iterator[Shown]:
     """Yield a table of many columns as several ones of about equal width."""
     keys = [key for key in table.used if key not in table.screen]
-    fixed = [key for key in keys if key in table.fixed]
-    others = [key for key in keys if key not in table.fixed]
+    first = [*table.columns][: table.fixed]
+    fixed, others = ([key for key in keys if (key in first) is flag] for flag in (True, False))
     count = -(-len(others) // MOST_BESIDE) if fixed else 1
     for part in range(count):
         begin, end = len(others) * part // count, len(others) * (part + 1) // count

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.ticker import MaxNLocator
 
@@ -25,7 +25,10 @@ from flbench.reports.shown import (
 )
 from flbench.results.metrics_file import Row
 from flbench.results.reading import VALIDATION, StoredRun, client_scores
-from flbench.results.summary import BY_ACCURACY
+from flbench.results.summary import BY_ACCURACY, SPLITS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_CLIENTS: Final = 100  # rows of the table of clients
 MOST_CLASSES: Final = 100  # rows of the table of classes
@@ -35,7 +38,6 @@ PROBABILITY_TITLES: Final = dict(
 """Titles of metrics of predicted probabilities, by name."""
 RANKING_TITLES: Final = dict(zip(metric_names.RANKING, ("AUROC", "average precision"), strict=True))
 """Titles of the metrics for two classes, by name."""
-SPLITS: Final = ("validation", "test")
 ABOUT_METRICS: Final = (
     "The best round is chosen on validation parts; test parts are only reported. Metrics are over"
     " the samples of all clients; _mean is over the values of the clients, worst10 over the worst"
@@ -141,7 +143,7 @@ def tables(run: StoredRun) -> Iterator[Shown]:
     of_clients = run.client_table("last")
     if "name" in of_clients and (of_clients["name"] != "").any():
         yield _clients(run, of_clients.to_dict("records"))
-    if of_classes := run.class_table("last").to_dict("records"):
+    if len(of_classes := run.class_table("last")):
         yield classes(of_classes)
 
 
@@ -191,39 +193,37 @@ def _clients(run: StoredRun, rows: Sequence[Mapping[Any, Any]]) -> Shown:
     )
 
 
-def classes(rows: Sequence[Mapping[Any, Any]]) -> Shown:
-    """Return the table of precision, recall and F1, of the classes with the fewest samples."""
-    by_support = sorted(range(len(rows)), key=lambda k: rows[k]["train_support"])
-    more, names = (
-        len(rows) - MOST_CLASSES,
-        {"precision": "precision", "recall": "recall", "f1": "F1"},
-    )
+def classes(table: "pd.DataFrame") -> Shown:
+    """Return the table of precision, recall and F1, of the classes with the fewest samples.
+
+    Args:
+        table: Rows of per_class.csv at one moment. A class without test samples has neither recall
+            nor F1.
+    """
+    more = len(table) - MOST_CLASSES
+    known = table.nsmallest(MOST_CLASSES, "train_support").sort_index()
+    known = known.assign(**known[["recall", "f1"]].where(known["test_support"] > 0))
+    marks = ("rare", "confusable")
     return Shown(
         "Classes, last round, test",
         {
             "name": Column("class"),
-            **{f"{part}_support": Column(part, str) for part in ("train", "test")},
-            **{key: Column(heading, score) for key, heading in names.items()},
+            "train_support": Column("train", str),
+            "test_support": Column("test", str),
+            "precision": Column("precision", score),
+            "recall": Column("recall", score),
+            "f1": Column("F1", score),
             "marks": Column("marks"),
         },
         [
-            {
-                **row,
-                **{key: class_score(row, key) for key in names},
-                "marks": tuple(mark for mark in ("rare", "confusable") if row[mark]),
-            }
-            for row in (rows[k] for k in sorted(by_support[:MOST_CLASSES]))
+            row | {"marks": tuple(mark for mark in marks if row[mark])}
+            for row in known.to_dict("records")
         ],
         f"The {MOST_CLASSES} classes with the fewest training samples; {more:,} more classes are in"
         " per_class.csv."
         if more > 0
         else "",
     )
-
-
-def class_score(row: Mapping[Any, Any], key: str) -> float | None:
-    """Return a score of a row of per_class.csv; None for recall and F1 without test samples."""
-    return None if key != "precision" and not row["test_support"] else float(row[key])
 
 
 def _cohort(cohort: Mapping[str, Any]) -> Shown:

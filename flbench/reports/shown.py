@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Write = Callable[[Any], str]
 """Writes a value that is not missing as text."""
 BROAD: Final = 500  # pixels: wider pictures scroll on a phone
+TALL: Final = 40  # rows: longer tables scroll on a page
 
 
 def text(value: Any) -> str:
@@ -91,8 +92,8 @@ class Shown:
             not tell it from the best), `apart` (it differs significantly from the reference).
         legend: What the marks mean, for HTML and LaTeX, which have them.
         screen: Keys that LaTeX leaves out, because a paper has no room for them.
-        fixed: Keys of each part of a table that LaTeX divides because it is wide; () for none.
-        is_tall: Whether a page shows the table in a box that scrolls.
+        fixed: Number of the first columns that each part has of a table that LaTeX divides because
+            it is wide; 0 for a table that is not divided.
     """
 
     kind: ClassVar = "table"
@@ -104,8 +105,7 @@ class Shown:
     marks: Mapping[tuple[int, str], str] | None = None
     legend: str = ""
     screen: Sequence[str] = ()
-    fixed: Sequence[str] = ()
-    is_tall: bool = False
+    fixed: int = 0
 
     @property
     def heading(self) -> str:
@@ -113,6 +113,11 @@ class Shown:
         return f"{one_line(self.place)}: {self.title}" if self.place else self.title
 
     @property
+    def is_tall(self) -> bool:
+        """Whether a page shows the table in a box that scrolls."""
+        return len(self.rows) > TALL
+
+    @cached_property
     def used(self) -> dict[str, Column]:
         """The columns with a value in some row."""
         return {

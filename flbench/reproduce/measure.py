@@ -17,7 +17,7 @@ from flbench.jobs.folder import read_failures
 from flbench.reproduce.paper import UNITS, Cell, Number, PaperMetric, Place, is_free
 from flbench.results import reading
 from flbench.results.metrics_file import Row
-from flbench.results.summary import cost_to_reach, last_round, training_failure
+from flbench.results.summary import RunningSummary, cost_to_reach, training_failure
 
 
 @dataclass
@@ -203,7 +203,7 @@ def read(metric: PaperMetric, rows: Sequence[Row], at: int | None = None) -> flo
         case "max":
             value = max(values)
         case _:
-            wanted = last_round(list(rows)) if at is None else at
+            wanted = RunningSummary(list(rows)).last if at is None else at
             value = next((row.value for row in mine if row.round == wanted), None)
     return None if value is None else value * UNITS[metric.unit] / metric.divide
 

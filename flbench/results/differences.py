@@ -21,7 +21,7 @@ from flbench.core.errors import DataError, UserError
 from flbench.results import study_folder
 from flbench.results.metrics_file import CURE
 from flbench.results.reading import StoredRun
-from flbench.results.summary import SHARES, is_share
+from flbench.results.summary import SHARES, is_share, metrics_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,11 +53,19 @@ def check_comparable(run: StoredRun) -> None:
     for key in HASHES:
         if key not in run.summary:
             raise DataError(f"{run.path / 'summary.json'} is damaged (no `{key}`). {CURE}")
-    for name, table in (("class", run.class_table()), ("client", run.client_table())):
+    for name, table in (("class", run.classes), ("client", run.clients)):
         if not len(table):
             raise DataError(f"{run.path} has no {name} table. {CURE}")
     if not any(isinstance(value, float) for value in run.summary["best"]["test"].values()):
         raise UserError(f"{run.path} has no test metrics, so it cannot be compared.")
+    for moment in ("best", "last"):
+        said = run.summary[moment]
+        found = metrics_at(run.rows, said["round"], run.config.evaluation.best)
+        if lost := said["test"].keys() - found["test"].keys():
+            raise DataError(
+                f"{run.path / 'metrics.csv'} is damaged (no test `{min(lost)}` of round"
+                f" {said['round']}, which summary.json has). {CURE}"
+            )
     _ = run.client_counts
     run.samples()
     read_json(run.path / "provenance.json")

@@ -16,7 +16,6 @@ from flbench.results.metrics_file import CURE, Row
 from flbench.results.summary import (
     RunningSummary,
     Summary,
-    check_shares,
     checked,
     cohort_accuracy,
     cost_to_reach,
@@ -103,10 +102,7 @@ class StoredRun:
         counts = read_counts(self.path / "partition.npz")
         if counts is None:
             return None
-        for table, key, axis in (
-            (self.client_table(), "client", 0),
-            (self.class_table(), "class", 1),
-        ):
+        for table, key, axis in ((self.clients, "client", 0), (self.classes, "class", 1)):
             if len(table) and table[key].max() >= counts.shape[axis]:
                 raise DataError(
                     f"{self.path / 'partition.npz'} is damaged: its `train_counts` have the shape"
@@ -140,7 +136,7 @@ class StoredRun:
     @cached_property
     def has_rare_classes(self) -> bool:
         """Whether per_class.csv marks rare classes."""
-        return bool(self.class_table("last")["rare"].any())
+        return bool(self.classes["rare"].any())
 
 
 def check_run_folder(path: Path) -> None:
@@ -192,9 +188,7 @@ def read(path: Path) -> StoredRun:
         return StoredRun(path, config, so_far(config, rows), rows, finished=False, data_hash=data)
     file = path / "summary.json"
     try:
-        summary = checked(read_json(file))
-        if config.has_classes:
-            check_shares(summary)
+        summary = checked(read_json(file), has_classes=config.has_classes)
     except ValueError as error:
         raise DataError(
             f"{file} is damaged ({error}). Remove it, and resume the run: {how_to_resume(path)}"

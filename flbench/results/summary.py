@@ -1,6 +1,9 @@
 """Summaries of metrics.csv: the metrics of one round, and totals over rounds."""
 
+from collections import defaultdict
 from functools import partial
+from itertools import product
+from math import isnan
 from statistics import fmean
 from typing import Annotated, Any, Final
 
@@ -11,7 +14,7 @@ from flbench.core import own_names
 from flbench.core.errors import shortened
 from flbench.core.text import one_line
 from flbench.metrics import names as metric_names
-from flbench.results.metrics_file import MOST_BYTES, Row
+from flbench.results.metrics_file import MOST_BYTES, TRAINING, Row
 
 MOST: Final = 2**63 - 1
 """Largest seed, number of rounds, of clients, of trainings and of seconds."""
@@ -21,6 +24,8 @@ SHARES: Final = frozenset(
     | {"confusable_f1", "worst10_accuracy", "auroc", "average_precision"}
 )
 """Metrics in [0, 1] of runs that classify."""
+
+SPLITS: Final = ("validation", "test")
 
 Summary = dict[str, Any]
 """The content of summary.json, or a part of it.
@@ -32,7 +37,7 @@ Summary = dict[str, Any]
 - `last`, `best`: metrics of two rounds, see `metrics_at`; `best_by` says how the best round was
   chosen.
 - `communication`, `steps`, `passes`, `client_trainings`, `trainings_without_step`, `diverged`: see
-  `totals`.
+  `RunningSummary.totals`.
 - `clients_never_trained`: number of clients without a completed training.
 - `seconds`: `train` (rounds without evaluations), `evaluate`, `write` (checkpoints and tables) and
   `total`, which has the preparation too. The report and this summary are written after these times
@@ -141,11 +146,13 @@ class _Finished(_Part):
     cohort: _Cohort | None = None
 
 
-def checked(summary: Summary) -> Summary:
+def checked(summary: Summary, *, has_classes: bool) -> Summary:
     """Return the content of a summary.json, if it has the keys that flbench reads.
 
     Args:
         summary: The content.
+        has_classes: Whether the run classifies, so that its metrics are shares. One that is not
+            defined may be NaN, except for the accuracy.
 
     Returns:
         The content. Control characters in the name of the data set are replaced by escapes.
@@ -156,35 +163,22 @@ def checked(summary: Summary) -> Summary:
     """
     try:
         _Finished.model_validate(summary)
-        target = summary.get("target")
-        if target and target["round"] is not None and not target.get("communication"):
-            raise ValueError("it has no `target.communication`")
-        return {**summary, "dataset": own_names.as_written(summary["dataset"], "`dataset`")}
     except ValidationError as error:
         first = error.errors()[0]
         key = one_line(shortened(".".join(map(str, first["loc"])), 100))
         missing = first["type"] == "missing"
         reason = f"it has no `{key}`" if missing else f"`{key}`: {first['msg']}"
         raise ValueError(reason) from error
-
-
-def check_shares(summary: Summary) -> None:
-    """Check the metrics of a run that classifies: they are shares.
-
-    Args:
-        summary: Content of summary.json.
-
-    Raises:
-        ValueError: A metric that is a share is not in [0, 1]; the message names it. A metric that
-            is not defined may be NaN, except for the accuracy.
-    """
-    for moment in ("last", "best"):
-        for split in ("validation", "test"):
-            for name, value in summary[moment][split].items():
-                if isinstance(value, dict) or name not in SHARES:
-                    continue
-                if not is_share(value) and (name == "accuracy" or value == value):
-                    raise ValueError(f"`{moment}.{split}.{name}` is {value}, which is no share")
+    target = summary.get("target")
+    if target and target["round"] is not None and not target.get("communication"):
+        raise ValueError("it has no `target.communication`")
+    for moment, split in product(("last", "best"), ("validation", "test")) if has_classes else ():
+        for name, value in summary[moment][split].items():
+            if name not in SHARES or isinstance(value, dict) or is_share(value):
+                continue
+            if name == "accuracy" or not isnan(value):
+                raise ValueError(f"`{moment}.{split}.{name}` is {value}, which is no share")
+    return {**summary, "dataset": own_names.as_written(summary["dataset"], "`dataset`")}
 
 
 def is_share(value: float) -> bool:
@@ -193,27 +187,6 @@ def is_share(value: float) -> bool:
 
 
 BY_ACCURACY: Final = BestConfig()
-
-
-def best_round(rows: list[Row], by: BestConfig = BY_ACCURACY) -> int | None:
-    """Return the round with the best validation accuracy; the earliest of several.
-
-    Args:
-        rows: Rows of metrics.csv.
-        by: Section `evaluation.best`: the metric that takes the place of the accuracy where there
-            are not classes.
-
-    Returns:
-        The number of the round; None if there is no such validation metric.
-
-    >>> accuracy = ("validation", "personal", "accuracy")
-    >>> best_round([Row(5, *accuracy, 0.6), Row(10, *accuracy, 0.8), Row(15, *accuracy, 0.8)])
-    10
-    >>> by = BestConfig(metric="mae", mode="min")
-    >>> best_round([Row(k, "validation", "personal", "mae", k / 9) for k in (5, 10)], by)
-    5
-    """
-    return RunningSummary(rows, by).best
 
 
 class RunningSummary:
@@ -238,8 +211,8 @@ class RunningSummary:
         self._read = 0  # rows that are in the values below
         # The key of the best value, and minus its round.
         self._best: tuple[float, int] | None = None
-        self._last: int | None = None
-        self._sums: dict[str, float] = {}
+        self._rounds: set[int] = set()
+        self._sums: defaultdict[str, float] = defaultdict(float)
 
     @property
     def best(self) -> int | None:
@@ -251,27 +224,36 @@ class RunningSummary:
     def last(self) -> int | None:
         """The last round after which models were evaluated; None if there is none."""
         self._read_new()
-        return self._last
+        return max(self._rounds, default=None)
+
+    @property
+    def evaluated(self) -> int:
+        """Number of rounds after which models were evaluated."""
+        self._read_new()
+        return len(self._rounds)
 
     @property
     def of_last(self) -> list[Row]:
         """The rows of validation and test parts that belong to the round `last`."""
         last = self.last
-        rows = (row for row in self._rows if row.round == last)
-        return [row for row in rows if row.split in ("validation", "test")]
+        return [row for row in self._rows if row.round == last and row.split in SPLITS]
 
     def totals(self) -> Summary:
-        """Return the totals over all rounds; see the function `totals`."""
+        """Return bytes and counts of client trainings, summed over all rounds.
+
+        Returns:
+            `communication` (bytes `up_bytes`, `down_bytes`, `peer_bytes`, `setup_bytes`),
+            `client_trainings`, `trainings_without_step` and `diverged`.
+        """
         self._read_new()
         sums = self._sums
-        kinds = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
         return {
-            "communication": {kind: int(sums.get(kind, 0)) for kind in kinds},
-            "steps": int(sums.get("steps", 0)),
-            "passes": int(sums.get("passes", 0)),
-            "client_trainings": int(sums.get("trainings", 0)),
-            "trainings_without_step": int(sums.get("without_step", 0)),
-            "diverged": int(sums.get("diverged", 0)),
+            "communication": {kind: int(sums[kind]) for kind in _Traffic.model_fields},
+            "steps": int(sums["steps"]),
+            "passes": int(sums["passes"]),
+            "client_trainings": int(sums["trainings"]),
+            "trainings_without_step": int(sums["without_step"]),
+            "diverged": int(sums["diverged"]),
         }
 
     def _read_new(self) -> None:
@@ -279,15 +261,14 @@ class RunningSummary:
         new, self._read = self._rows[self._read :], len(self._rows)
         column, sums = self._by.column, self._sums
         for row in new:
-            if row.split in ("train", "setup"):
-                sums[row.metric] = sums.get(row.metric, 0) + row.value
-            if row.protocol != "personal" or row.split not in ("validation", "test"):
+            if row.split in TRAINING:
+                sums[row.metric] += row.value
+            if row.protocol != "personal" or row.split not in SPLITS:
                 continue
-            self._last = max(self._last or 0, row.round)
+            self._rounds.add(row.round)
             if row.split == "validation" and row.metric == column:
                 key = (self._by.key(row.value), -row.round)
-                if self._best is None or key > self._best:
-                    self._best = key
+                self._best = key if self._best is None else max(self._best, key)
 
 
 def ended_after(summary: Summary) -> int:
@@ -321,28 +302,6 @@ def training_failure(summary: Summary) -> str | None:
     return f"no client finished a training ({diverged} diverged, {without_step} took no step)"
 
 
-def last_round(rows: list[Row]) -> int | None:
-    """Return the last round after which models were evaluated; None if there is none.
-
-    Args:
-        rows: Rows of metrics.csv.
-    """
-    return RunningSummary(rows).last
-
-
-def evaluated_rounds(rows: list[Row]) -> set[int]:
-    """Return the rounds after which models were evaluated.
-
-    Args:
-        rows: Rows of metrics.csv.
-    """
-    return {
-        row.round
-        for row in rows
-        if row.protocol == "personal" and row.split in ("validation", "test")
-    }
-
-
 def metrics_at(rows: list[Row], number: int, by: BestConfig = BY_ACCURACY) -> Summary:
     """Return the metrics of one round as nested dicts, as in summary.json.
 
@@ -361,36 +320,25 @@ def metrics_at(rows: list[Row], number: int, by: BestConfig = BY_ACCURACY) -> Su
     """
     metrics: Summary = {"round": number, "validation": {}, "test": {}}
     for row in rows:
-        if row.round != number or row.split not in ("validation", "test", "common"):
+        if row.round != number or row.split not in (*SPLITS, "common"):
             continue
-        if row.split == "common":
-            accuracy_alone = row.protocol.removesuffix("@local") in ("gm", "pm_v", "pm_l")
-            if accuracy_alone and row.metric == by.column:
-                metrics["test"][row.protocol] = row.value
-            elif row.protocol == "personal":
-                metrics["test"].setdefault("common", {})[row.metric] = row.value
-        elif row.protocol == "personal":
-            metrics[row.split][row.metric] = row.value
+        split, inner = row.split, row.protocol
+        if split == "common":
+            split, inner = "test", "common"
+            if row.protocol.removesuffix("@local") in ("gm", "pm_v", "pm_l"):
+                if row.metric == by.column:
+                    metrics["test"][row.protocol] = row.value
+                continue
+            if row.protocol != "personal":
+                continue
+        if inner == "personal":
+            metrics[split][row.metric] = row.value
         else:
-            metrics[row.split].setdefault(row.protocol, {})[row.metric] = row.value
-    for split in ("validation", "test"):  # numbers first, then the dicts of other protocols
-        metrics[split] = dict(
-            sorted(metrics[split].items(), key=lambda item: isinstance(item[1], dict))
-        )
+            metrics[split].setdefault(inner, {})[row.metric] = row.value
+    for split in SPLITS:  # numbers first, then the dicts of other protocols
+        items = sorted(metrics[split].items(), key=lambda item: isinstance(item[1], dict))
+        metrics[split] = dict(items)
     return metrics
-
-
-def totals(rows: list[Row]) -> Summary:
-    """Return bytes, optimizer steps and counts of client trainings, summed over all rounds.
-
-    Args:
-        rows: Rows of metrics.csv.
-
-    Returns:
-        `communication` (bytes `up_bytes`, `down_bytes`, `peer_bytes`, `setup_bytes`), `steps`,
-        `passes`, `client_trainings`, `trainings_without_step` and `diverged`.
-    """
-    return RunningSummary(rows).totals()
 
 
 def cost_to_reach(target: float, rows: list[Row]) -> Summary:
@@ -416,11 +364,11 @@ def cost_to_reach(target: float, rows: list[Row]) -> Summary:
     >>> cost_to_reach(0.7, rows)["round"]
     10
     """
-    split = "test" if best_round(rows) is None else "validation"
+    split = "test" if RunningSummary(rows).best is None else "validation"
     for row in rows:
         if row[1:4] == (split, "personal", "accuracy") and row.value >= target:
-            before = [earlier for earlier in rows if earlier.round <= row.round]
-            return {"accuracy": target, "split": split, "round": row.round, **totals(before)}
+            before = RunningSummary([one for one in rows if one.round <= row.round])
+            return {"accuracy": target, "split": split, "round": row.round, **before.totals()}
     return {"accuracy": target, "split": split, "round": None}
 
 
@@ -454,11 +402,9 @@ def cohort_accuracy(rows: list[Row]) -> Summary | None:
         return None
     last = max(row.round for row in mine)
     mine = [row for row in mine if row.round > last - COHORT_ROUNDS]
-    means: Summary = {"first_round": min(row.round for row in mine), "last_round": last}
-    for split in ("validation", "test"):
-        means[split] = {}
-        for protocol, moment in COHORT_MOMENTS.items():
-            values = [row.value for row in mine if row[1:3] == (split, protocol)]
-            if values:
-                means[split][moment] = fmean(values)
-    return means
+    values: Summary = {split: {} for split in SPLITS}
+    for row in mine:
+        if row.split in SPLITS and row.protocol in COHORT_MOMENTS:
+            values[row.split].setdefault(COHORT_MOMENTS[row.protocol], []).append(row.value)
+    means = {split: {k: fmean(v) for k, v in values[split].items()} for split in SPLITS}
+    return {"first_round": min(row.round for row in mine), "last_round": last, **means}

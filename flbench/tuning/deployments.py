@@ -13,7 +13,7 @@ from flbench.experiment.assembly import Experiment
 from flbench.models.base import net_leaves
 from flbench.results.metrics_file import Row
 from flbench.results.study_folder import PERSONAL
-from flbench.results.summary import last_round, totals
+from flbench.results.summary import RunningSummary
 
 GLOBAL = "gm"  # evaluated on the common test set, and not on the clients' validation parts
 
@@ -116,7 +116,7 @@ def reported(
     >>> found["round"], found["val_accuracy"], found["loss"], found["up_bytes"], found["seconds"]
     (2, 0.5, 1.5, 80, 2.0)
     """
-    number = last_round(rows)
+    number = RunningSummary(rows).last
     if number is None:
         return {}
     metrics = {
@@ -129,7 +129,7 @@ def reported(
         "round": number,
         **metrics,
         **{name: value for name, value in loss.items() if name == "loss"},
-        **totals([row for row in rows if row.round <= number])["communication"],
+        **RunningSummary([row for row in rows if row.round <= number]).totals()["communication"],
         "train_seconds": seconds.get("train", 0.0),
         "evaluate_seconds": seconds.get("evaluate", 0.0),
         "seconds": seconds.get("total", 0.0),

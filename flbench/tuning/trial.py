@@ -29,7 +29,7 @@ from flbench.experiment.predictions import PARTS
 from flbench.jobs.job import Task
 from flbench.jobs.samples import PartitionFiles
 from flbench.jobs.training import run_or_resume
-from flbench.results.summary import last_round, totals
+from flbench.results.summary import RunningSummary
 from flbench.tuning.deployments import metrics_at, reported
 from flbench.tuning.search_space import why_not_searched
 from flbench.tuning.study import Record, TrialFolder, now
@@ -90,7 +90,7 @@ class Reporter(Callback):
         self.base, self._report = base, report
 
     def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        counts = totals(list(run.rows))
+        counts = RunningSummary(list(run.rows)).totals()
         if counts["client_trainings"] and counts["diverged"] == counts["client_trainings"]:
             raise DivergedError(f"all {counts['diverged']} client trainings diverged.")
         self._report(run)
@@ -241,7 +241,7 @@ class CheckpointReporter(Reporter):
 
     def on_checkpoint(self, run: RunView, path: Path) -> None:
         is_last = self.base.test and run.round >= run.rounds
-        if path.stem == "last" and last_round(list(run.rows)) == run.round and not is_last:
+        if path.stem == "last" and RunningSummary(list(run.rows)).last == run.round and not is_last:
             self._send(run, [row for row in run.rows if row.split != "test"], {})
 
     def on_run_end(self, run: RunView) -> None:

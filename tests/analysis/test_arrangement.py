@@ -27,7 +27,7 @@ def test_methods_and_repetitions(tmp_path):
     found = arranged(tmp_path)
 
     assert placed(found) == {
-        (method, "digits", k): f"{method}-{k}" for method in TWO for k in range(3)
+        (method, "digits", k + 1): f"{method}-{k}" for method in TWO for k in range(3)
     }
     assert (found.methods, found.repetitions, found.vary) == (("fedavg", "hfcd"), 3, "both")
     assert (found.baseline, found.warnings) == ("fedavg", ())
@@ -58,7 +58,7 @@ def test_what_differs_between_repetitions(keys, hashes, vary, tmp_path):
 
     assert found.vary == vary
     assert found.repetitions == 3
-    assert placed(found)["hfcd", "digits", 2] == "hfcd2"
+    assert placed(found)["hfcd", "digits", 3] == "hfcd2"
 
 
 def test_one_run_of_each_method_varies_nothing(tmp_path):
@@ -100,6 +100,14 @@ def test_default_baseline_is_fedavg_whatever_its_label(tmp_path):
     assert arranged(tmp_path, baseline="hfcd").baseline == "hfcd"
     with pytest.raises(UserError, match=r"'ditto' is not one of the methods: hfcd, fedavg lr=0\.1"):
         arranged(tmp_path, baseline="ditto")
+
+
+def test_default_baseline_of_a_study_has_the_default_parameters(tmp_path):
+    labels = {tmp_path / "a": "hfcd tuned", tmp_path / "b": "hfcd"}
+    for folder, label in labels.items():
+        run_folder(folder, "hfcd", 0.5, keys=(f"train.optimizer.lr=0.{len(label)}",))
+
+    assert arranged(tmp_path, labels=labels).baseline == "hfcd"
 
 
 @pytest.mark.slow

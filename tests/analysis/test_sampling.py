@@ -107,7 +107,7 @@ def test_population_is_found_in_the_partitions(tmp_path, draw, words):
     shares = [2 * len(a & b) / (len(a) + len(b)) for a, b in pairwise(rows)]
     assert sampling.shared == pytest.approx(np.mean(shares))
     assert sampling.has_fixed_clients == (draw in (fixed, chosen))
-    table = found.clients.query("repetition == 0 and method == 'ditto'")  # the first run
+    table = found.clients.query("repetition == 1 and method == 'ditto'")  # the first run
     ratio = table["test_size"].sum() / table["train_size"].sum()
     assert sampling.overlap == pytest.approx(ratio * np.mean(shares) * (draw in (fixed, chosen)))
     validation = min((one["part"] == 1).sum() for one in partitions)

@@ -181,8 +181,8 @@ def test_long_tables_are_over_several_pages_and_wide_ones_are_divided():
     row = {f"c{k}": k / 10 for k in range(12)}
     rows = [row | {"name": f"r{k}"} for k in range(60)]
 
-    wide = render.latex(Shown("t", columns, rows[:3], fixed=("name",)))
-    long = render.latex(Shown("t", columns, rows, fixed=("name",)))
+    wide = render.latex(Shown("t", columns, rows[:3], fixed=1))
+    long = render.latex(Shown("t", columns, rows, fixed=1))
 
     assert wide.count("\\begin{tabular}") == 3
     assert long.count("\\begin{longtable}") == 3

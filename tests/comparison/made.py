@@ -13,11 +13,7 @@ from flbench.core.registry import ALGORITHMS
 from flbench.core.text import csv_text
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
-from tests.support import SMALL
 
-TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
-ONE = [*TINY, "train.rounds=1"]
-"""Keys of a small training, and of one of one round."""
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "worst10_accuracy")
 
 
@@ -158,12 +154,6 @@ def run_folder(
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
-
-
-def comparison_in(out: Path) -> Path:
-    """Return the only folder in `out`."""
-    (path,) = out.iterdir()
-    return path
 
 
 def matrix(

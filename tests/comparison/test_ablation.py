@@ -27,8 +27,10 @@ from flbench.core.errors import ConfigError
 from flbench.results import reading
 from flbench.results.differences import text_of
 from tests.comparison import made
+from tests.support import SMALL
 
-ONE = [*made.ONE, "algorithm.last_only=true"]
+TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
+ONE = [*TINY, "train.rounds=1", "algorithm.last_only=true"]
 FULL = "slapfl"
 LEFT_OUT = "slapfl last_only=false"  # all layers of the net are linear, so nothing is exchanged
 EQUAL = "slapfl name=cosine"  # the first round has the full learning rate
@@ -158,7 +160,7 @@ def test_finished_runs_are_used_again(small: Path, tmp_path: Path, capsys: Any):
         ["hfcd", "--values", "partition.alpha=1"],
         ["hfcd", "--grid", "algorithm.tau=1,2"],
         ["hfcd", "--keys", "tau", "--values", "tau=0.5", "algorithm.tau=0.5"],
-        ["slapfl", *made.TINY],
+        ["slapfl", *TINY],
     ],
     ids=" ".join,
 )

@@ -13,9 +13,11 @@ import pytest
 
 import flbench as fl
 from flbench.analysis import report
+from flbench.analysis.page import page_of
 from flbench.api.studies import report_of
 from flbench.cli import app
 from flbench.core.errors import DataError, UserError
+from flbench.reports import render
 from flbench.results import reading, study_folder
 from tests.comparison.made import matrix, run_folder
 from tests.support import benchmark_script
@@ -103,6 +105,7 @@ BAD = {
     "long name of data": summary("dataset", "x" * 2**20),
     "not JSON": content("summary.json", '{"algorithm":'),
     "deep": content("summary.json", "[" * 100_000),
+    "metrics of no last round": replaced("metrics.csv", "\n3,test,", "\n2,test,"),
     "class of 23 digits": replaced("per_class.csv", "last,0,", f"last,{10**22},"),
     "class beyond the partition": replaced("per_class.csv", "last,0,", "last,99,"),
     "class twice": replaced("per_class.csv", "last,1,", "last,0,"),
@@ -136,7 +139,7 @@ def test_bad_runs_are_left_out_by_name(cases, good, tmp_path):
 
     left_out = [one for one in found.warnings if one.startswith("left out: ")]
     assert len(left_out) == len(cases)
-    written = report.markdown_of(found._analysis).replace("\\", "")
+    written = render.page(page_of(found._analysis)).replace("\\", "")
     for case in cases:
         [sentence] = [one for one in left_out if str(tmp_path / case) in one]
         assert sentence.isprintable()
@@ -280,7 +283,7 @@ def test_report_shows_hostile_names_as_text(hostile, tmp_path, capsys):
     found = fl.report(hostile)
     analysis = found._analysis
 
-    written = report.markdown_of(analysis)
+    written = render.page(page_of(analysis))
     assert "<img" not in written
     assert "[a](javascript" not in written
     assert "<img" not in found._repr_html_()

@@ -17,6 +17,7 @@ import torch
 import flbench as fl
 from flbench.analysis import report
 from flbench.analysis.arrangement import arrange
+from flbench.analysis.page import page_of
 from flbench.analysis.tables import analyse
 from flbench.api import comparing
 from flbench.cli import app
@@ -29,14 +30,22 @@ from flbench.config.sources import Layer, from_file, from_overrides, from_values
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle
 from flbench.jobs.samples import LoadedSamples
-from tests.comparison.made import ONE, TINY, comparison_in
+from flbench.reports import render
+from tests.support import SMALL
 from tests.tuning import studies
 
+TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
+ONE = [*TINY, "train.rounds=1"]
 WRITE = report.write
 
 
 def compare(out: Path, *words: str) -> int:
     return app.main(["compare", *words, "--out", str(out)])
+
+
+def comparison_in(out: Path) -> Path:
+    (path,) = out.iterdir()
+    return path
 
 
 def summary(cell: Path) -> dict[str, Any]:
@@ -361,7 +370,7 @@ def texts(folder: Path) -> dict[str, str]:
     """Return the report of a comparison as Markdown, JSON, LaTeX and CSV."""
     analysis = analyse(arrange(collect([folder]).runs))
     pages = {
-        "md": report.markdown_of,
+        "md": lambda found: render.page(page_of(found)),
         "json": report.json_of,
         "tex": lambda found: "".join(report.latex_of(found).values()),
     }

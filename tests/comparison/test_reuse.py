@@ -12,10 +12,12 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides
 from flbench.core.errors import UserError
 from flbench.experiment import lifecycle, provenance
-from tests.comparison.made import ONE, comparison_in
+from tests.support import SMALL
 
 pytestmark = pytest.mark.slow
 
+TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
+ONE = [*TINY, "train.rounds=1"]
 REVISION = "0123456789ab"
 
 
@@ -30,6 +32,11 @@ def _clean_revision_and_no_pictures():
 
 def compare(out: Path, *words: str) -> int:
     return app.main(["compare", *words, "--jobs", "1", *ONE, "--out", str(out)])
+
+
+def comparison_in(out: Path) -> Path:
+    (path,) = out.iterdir()
+    return path
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,11 @@ from hypothesis import strategies as st
 
 import flbench as fl
 from flbench.analysis import report
+from flbench.analysis.page import page_of
 from flbench.cli import app
 from flbench.core.errors import UserError
 from flbench.core.text import is_printable
+from flbench.reports import render
 from flbench.testing import run
 from tests.comparison.made import run_folder
 from tests.faults import mutations
@@ -56,6 +58,7 @@ def fuzzed(test):
         "deadline": None,
         "database": None,
         "suppress_health_check": list(HealthCheck),
+        "phases": [Phase.generate],  # to shrink an example takes hundreds of calls
     }
 
     def repeated(*args, **kwargs):
@@ -63,7 +66,7 @@ def fuzzed(test):
             settings(max_examples=FEW, derandomize=True, **shared)(test)(*args, **kwargs)
             return
         begin = monotonic()
-        drawn = settings(max_examples=50, phases=[Phase.generate], **shared)(test)
+        drawn = settings(max_examples=50, **shared)(test)
         while monotonic() < begin + SECONDS / TESTS:
             drawn(*args, **kwargs)
         name = test.hypothesis.inner_test.__qualname__.partition(".")[0]
@@ -244,7 +247,7 @@ def reported(paths, out, pictures):
         for written in (*report.latex_of(analysis).values(), board):
             assert is_printable(written)
         report.json_of(analysis)
-    check_page(report.markdown_of(analysis))
+    check_page(render.page(page_of(analysis)))
 
 
 def shown(*runs):
@@ -311,8 +314,8 @@ def test_studies_are_shown_after_mutations(intact, tmp_path, capsys, module, mon
                 repr(found)
                 if isinstance(found, fl.Study):
                     check_page(found._repr_html_())
-                    found.report.write(tmp_path / "written")
-                    check_page((tmp_path / "written" / "report.html").read_text())
+                    found.report.write(mine / "written")
+                    check_page((mine / "written" / "report.html").read_text())
             except UserError:
                 pass
 

@@ -6,9 +6,10 @@ import pytest
 
 from flbench.config.schema import BestConfig
 from flbench.results.metrics_file import Row
-from flbench.results.summary import RunningSummary, evaluated_rounds
+from flbench.results.summary import RunningSummary
 
 METRICS = ("accuracy", "mae")
+EVALUATED = (("validation", "personal"), ("test", "personal"))
 
 
 def drawn(seed):
@@ -42,9 +43,11 @@ def test_running_summary_is_that_of_a_search_in_all_rows_at_every_moment(by, see
 
         found = [row for row in rows if row[1:4] == ("validation", "personal", by.column)]
         best = max(found, key=lambda row: (by.key(row.value), -row.round), default=None)
-        last = max(evaluated_rounds(rows), default=None)
+        rounds = {row.round for row in rows if row[1:3] in EVALUATED}
+        last = max(rounds, default=None)
         assert running.best == (best and best.round)
         assert running.last == last
+        assert running.evaluated == len(rounds)
         here = [row for row in rows if row.round == last and row.split != "train"]
         assert running.of_last == here
         trainings = sum(row.value for row in rows if row.metric == "trainings")

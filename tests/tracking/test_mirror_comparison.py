@@ -10,7 +10,9 @@ import pytest
 
 import flbench as fl
 from flbench.analysis import report
+from flbench.analysis.page import page_of
 from flbench.cli import app
+from flbench.reports import render
 from flbench.tracking import follow
 from flbench.tracking import store as stores
 from tests.installed import needs
@@ -34,7 +36,7 @@ def _without_pictures():
         (folder / "pictures").mkdir(exist_ok=True)
         (folder / "pictures" / "leaders.svg").write_text("<svg/>")
         (folder / "report.html").write_text("<html></html>")
-        (folder / "report.md").write_text(report.markdown_of(analysis))
+        (folder / "report.md").write_text(render.page(page_of(analysis)))
         (folder / "report.json").write_text(report.json_of(analysis))
         for name in report.FRAMES:
             (folder / "tables" / f"{name}.csv").write_text(report.csv_of(analysis, name))

@@ -19,7 +19,7 @@ from flbench.data import partition_files
 from flbench.experiment import assembly, checkpoint
 from flbench.metrics import names as metric_names
 from flbench.results import metrics_file
-from flbench.results.summary import best_round
+from flbench.results.summary import RunningSummary
 from flbench.tuning import trial
 from flbench.tuning.study import StudyFolder, TrialFolder
 from flbench.workers.portable import portable
@@ -217,7 +217,7 @@ def test_both_checkpoints_of_a_round_are_one_file(federation, folders, written):
     assert written == [1, 2, 3, 4]  # the best rounds are not written twice
     for name, number in (
         ("last", 4),
-        ("best", best_round(metrics_file.read(path / "metrics.csv"))),
+        ("best", RunningSummary(metrics_file.read(path / "metrics.csv")).best),
     ):
         if name == "last" or number < 4:
             config = resolve.read(path / "config.yaml").hash()
