@@ -17,7 +17,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import geometric_mean, median
 from typing import Any, Final
 from unittest import mock
@@ -112,7 +112,6 @@ class Differences:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         stem = item.path.stem.removeprefix("test_").removesuffix("_loops").replace("_", "-")
         method = parameters.get("method", "dfedavg" if stem == "gossip" else stem)
-        close, all_close = torch.testing.assert_close, torch.allclose
 
         def note(found: Any, expected: Any) -> None:
             if isinstance(found, Mapping):
@@ -122,18 +121,17 @@ class Differences:
                 difference = float((found - expected).abs().max())
                 self.largest[method] = max(self.largest.get(method, 0.0), difference)
 
-        def assert_close(found: Any, expected: Any, *args: Any, **options: Any) -> None:
-            close(found, expected, *args, **options)
-            note(found, expected)
+        def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(found: Any, expected: Any, *args: Any, **options: Any) -> Any:
+                if (said := function(found, expected, *args, **options)) is not False:
+                    note(found, expected)
+                return said
 
-        def allclose(found: Any, expected: Any, *args: Any, **options: Any) -> bool:
-            if is_close := all_close(found, expected, *args, **options):
-                note(found, expected)
-            return is_close
+            return call
 
         with (
-            mock.patch.object(torch.testing, "assert_close", assert_close),
-            mock.patch.object(torch, "allclose", allclose),
+            mock.patch.object(torch.testing, "assert_close", noting(torch.testing.assert_close)),
+            mock.patch.object(torch, "allclose", noting(torch.allclose)),
         ):
             yield
 
