@@ -59,7 +59,7 @@ def test_an_import_path_has_a_head_arguments_and_a_hash(tmp_path):
     wide = short(tmp_path, {"name": path, "head": "classifier", "args": {"width": 4}})
 
     assert wide.config.model.args == {"width": 4}
-    assert wide.model(client=0).head.in_features == 4
+    assert wide.model(client=0).net.head.in_features == 4
     assert any("the head is `classifier`" in note for note in wide.notes)
     with pytest.raises(fl.ConfigError, match=r"model\.sha256"):
         short(tmp_path, {"name": path, "sha256": "0" * 64})
