@@ -1,14 +1,11 @@
 """What a study will train and what it will cost, said before it starts."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from flbench.jobs import estimate
 from flbench.jobs.job import Job
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.request import grace_of
-
-SHARES: Final = ("epochs", "batch_size", "participation", "rounds")
-"""Ends of keys that change what a round costs."""
 
 
 class Plan(NamedTuple):
@@ -62,11 +59,4 @@ def measure(prepared: PreparedStudy) -> Plan:
             " the end. The cost is that without a stop."
         )
     said += cost.sentences()
-    searched = {key for space in prepared.spaces.values() for key in space.parameters}
-    if varying := sorted(key for key in searched if key.endswith(SHARES)):
-        said.append(f"cost: the search varies {', '.join(varying)}, which changes these times.")
-    if prepared.resources.engine.name == "ray":
-        said.append(
-            "cost: the times are those of engine.name=sequential; engine.name=ray may be faster."
-        )
     return Plan(tree, said)

@@ -117,11 +117,6 @@ def trainable(
     with run_code(trust):
         layers = with_defaults(arguments.layers("tuning.trainable", config, given))
     asked, origins = resolve(layers)
-    if asked.train.early_stopping.patience is not None:
-        raise ConfigError(
-            "`train.early_stopping.patience` cannot be used in a trial. Leave it out; the scheduler"
-            " of the Tuner stops trials."
-        )
     with as_flbench_errors(), preserved(), offered(objects):
         federation = prepare.load(asked, "accuracy")
         if gpus_per_trial and asked.engine.device != "cpu":  # of the cluster that the Tuner uses

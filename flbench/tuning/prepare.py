@@ -108,11 +108,6 @@ def prepare(
     resolved = {method: resolve(mine) for method, mine in found.items()}
     config = resolved[request.methods[0]][0]
     check_metric(request.metric, config.evaluation)
-    if config.train.early_stopping.patience is not None:
-        raise ConfigError(
-            "`train.early_stopping.patience` cannot be used in a study, whose trials have equal"
-            " budgets. Leave it out; `scheduler=asha` stops trials that are worse than others."
-        )
     notes: list[str] = []
     if request.seeds in (1, 2):
         notes.append(
@@ -153,9 +148,14 @@ def load(config: Config, metric: str) -> Federation:
         metric: Metric on validation parts that scores a trial.
 
     Raises:
-        UserError: The data cannot be read, no client has validation samples, or the metric is not
-            for these data.
+        UserError: The data cannot be read, no client has validation samples, the metric is not for
+            these data, or trials would stop early.
     """
+    if config.train.early_stopping.patience is not None:
+        raise ConfigError(
+            "`train.early_stopping.patience` cannot be used in a search, whose trials have equal"
+            " budgets. Leave it out: the scheduler stops trials that are worse than others."
+        )
     federation = assembly.load_federation(config)
     name, classes = federation.dataset.name, federation.classes
     if federation.dataset.targets is not None:

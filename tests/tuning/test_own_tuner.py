@@ -126,7 +126,7 @@ def test_wrong_keys_are_refused_before_a_trial_starts(cluster, key, message, tmp
     [
         ({"train": {"round": 3}}, "Did you mean `rounds`?"),
         ({"partition": {"split": [0.8, 0.0, 0.2]}}, "no client has any"),
-        ({"train": {"early_stopping": {"patience": 2}}}, "scheduler of the Tuner stops trials"),
+        ({"train": {"early_stopping": {"patience": 2}}}, "`train.early_stopping.patience`"),
         ({"algorithm": "fedavg"}, "takes the method as its first argument"),
         ({"deployment": "head"}, "no deployment of this name"),
         ({"gpus_per_trial": 0.5, "engine": {"device": "cpu"}}, "engine.device=cpu"),

@@ -100,17 +100,6 @@ def test_page_is_whole_and_has_no_outer_links(written):
         assert f">{method}</h2>" in page
 
 
-@pytest.mark.slow
-def test_results_written_again_are_the_same(written):
-    before = texts(written)
-
-    with pictures_in_pages():
-        write_page(written)
-
-    assert texts(written) == before
-    assert not list(written.rglob("*.part"))
-
-
 def test_tables_have_default_and_tuned_with_their_difference(written):
     """Tuned minus default is 0.051, 0.052, 0.053: mean 0.052, 2.484 deviations of 0.001."""
     report = report_of(written)
@@ -232,7 +221,9 @@ def test_csv_has_a_line_for_each_trial(written):
 
 
 @pytest.mark.slow
-def test_no_test_figure_of_a_search_trial_is_read(tmp_path, written, finished_run):
+def test_report_written_again_is_the_same_and_reads_no_test_figure_of_a_trial(
+    tmp_path, written, finished_run
+):
     """Figures that a trial's folder should not have do not come through, were they there."""
     folder = tmp_path / "study"
     shutil.copytree(written, folder)
@@ -256,6 +247,7 @@ def test_no_test_figure_of_a_search_trial_is_read(tmp_path, written, finished_ru
     for name, text in texts(folder).items():
         assert "0.8765" not in text, name
         assert text.replace(str(folder), str(written)) == (written / name).read_text()
+    assert not list(folder.rglob("*.part"))
 
 
 def test_study_without_any_trial_has_a_report(tmp_path):
