@@ -70,7 +70,6 @@ def collect(paths: Sequence[Path]) -> Collection:
     if missing := [path for path in paths if not path.exists()]:
         raise UserError(f"{missing[0]} does not exist.")
     left_out, runs, notes, unpacked = LeftOut(), [], list[str](), []
-    labels: dict[Path, str] = {}
     names: dict[Path, str] = {}
     packed = {path: archives(path) for path in paths}
     for file in (file for found in packed.values() for file in found):
@@ -110,9 +109,27 @@ def collect(paths: Sequence[Path]) -> Collection:
                     runs.append(run)
     if not runs:
         left_out.raise_first()
+    labels, reference = _labels(runs, left_out, notes)
+    sentences = (*left_out.sentences, *dict.fromkeys(notes))
+    measure = measures.pop() if len(measures) == 1 else ("accuracy", study_folder.PERSONAL)
+    return Collection(tuple(runs), labels, names, tuple(unpacked), sentences, reference, *measure)
+
+
+def _labels(
+    runs: Sequence[StoredRun], left_out: LeftOut, notes: list[str]
+) -> tuple[dict[Path, str], str | None]:
+    """Return labels and reference of the cells among runs, and add notes about their comparisons.
+
+    Args:
+        runs: The runs.
+        left_out: What gets the errors about comparisons that are damaged.
+        notes: Sentences for the user.
+    """
     folders_of = [run.path.absolute().parents[1] if is_cell(run.path) else None for run in runs]
     is_alone = len({*folders_of}) == 1
-    reference, tuned = None, {}
+    reference = None
+    labels: dict[Path, str] = {}
+    tuned: dict[Path, str] = {}
     for folder in dict.fromkeys(filter(None, folders_of)):
         with left_out.catching(folder), as_data_error(folder / MARKER):
             about = read_json(folder / MARKER)
@@ -131,9 +148,7 @@ def collect(paths: Sequence[Path]) -> Collection:
             notes += list(map(str, about.get(TUNING, [])))[:MOST_SENTENCES]
             notes += _failed(folder)
     labels |= tuned if len(tuned) < len(runs) else {}
-    sentences = (*left_out.sentences, *dict.fromkeys(notes))
-    measure = measures.pop() if len(measures) == 1 else ("accuracy", study_folder.PERSONAL)
-    return Collection(tuple(runs), labels, names, tuple(unpacked), sentences, reference, *measure)
+    return labels, reference
 
 
 def _failed(comparison: Path) -> list[str]:
