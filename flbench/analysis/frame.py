@@ -14,7 +14,7 @@ RUN: Final = ("place", "method", "repetition")
 """Columns that tell runs apart."""
 LONG: Final = (
     *(*RUN, "seed", "split", "deployment", "metric", "value", "round", "best", "last"),
-    *("trainings", "bytes", "seconds", "path"),
+    *("steps", "bytes", "seconds", "path"),
 )
 ON_COMMON: Final = ("gm", "pm_v", "pm_l")
 """Deployments whose accuracy on the common test set is a metric of the run."""
@@ -30,7 +30,7 @@ def long_of(comparison: Arrangement) -> pd.DataFrame:
     spent = pd.DataFrame(
         {
             name: costs[costs["metric"].isin(kinds)].groupby(["run", "round"])["value"].sum()
-            for name, kinds in (("bytes", TRAFFIC), ("trainings", ("trainings",)))
+            for name, kinds in (("bytes", TRAFFIC), ("steps", ("steps",)))
         }
     )
     spent = spent.fillna(0.0).groupby("run").cumsum().reset_index()
@@ -56,8 +56,10 @@ def long_of(comparison: Arrangement) -> pd.DataFrame:
     found = found[found["has_rare"] | ~found["metric"].isin(RARE)]
     found = found.assign(order=range(len(found))).sort_values("round", kind="stable")
     found = pd.merge_asof(found, spent.sort_values("round"), on="round", by="run")
-    found = found.sort_values("order").fillna({"bytes": 0.0, "trainings": 0.0})
+    found = found.sort_values("order").fillna({"bytes": 0.0, "steps": 0.0})
+    has_steps = found["run"].isin(costs.loc[costs["metric"] == "steps", "run"])
     found = found.assign(
+        steps=found["steps"].where(has_steps),  # runs of archives may lack them
         seconds=found["round"] * found["each"],
         **{moment: found["round"] == found[moment] for moment in ("best", "last")},
     )

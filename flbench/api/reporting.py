@@ -91,7 +91,8 @@ class Comparison:
         long: A row for each `metric` of each evaluation of each run, from which all tables are
             made: `split` (`validation`, `test` or `common`), `deployment` (`personal` for the
             clients' own models), `value`, `round`; whether it is the `best` one by validation, and
-            the `last` evaluated one; `trainings`, `bytes` and `seconds` until then; `path`.
+            the `last` evaluated one; `steps` of the optimizers, `bytes` and `seconds` until then;
+            `path`.
     """
 
     def __init__(self, analysis: Analysis, unpacked: Sequence[Unpacked] = ()) -> None:
