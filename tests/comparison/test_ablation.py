@@ -258,11 +258,11 @@ def test_a_method_without_a_choice_is_refused_with_what_can_be_given():
 def test_python_and_command_line_plan_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     designs = []
 
-    def start(design: Design, *given: Any, **options: Any) -> Any:
+    def start(self: Any, design: Design, **options: Any) -> Any:
         designs.append(design)
         raise ConfigError("planned")
 
-    monkeypatch.setattr(campaigns, "start", start)
+    monkeypatch.setattr(campaigns.Campaign, "start", start)
     words = ["--keys", "contrast,share", "--values", "tau=0.5,2", "--seeds", "4", "--vary"]
     words += ["training", "--grid", "partition.alpha=0.1,1", "train.rounds=2"]
     assert app.main(["ablate", "hfcd", *words]) == 2
