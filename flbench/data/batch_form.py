@@ -41,12 +41,9 @@ class BatchForm:
 
     @classmethod
     def of(cls, batch: Any, what: str) -> "BatchForm":
-        """Return the form of a batch.
+        """Return the form of a batch: a tuple or list (samples, labels, ...), or a dict.
 
-        Args:
-            batch: A tuple or list (samples, labels, ...), or a dict with keys such as `x` and `y`,
-                or `image` and `label`.
-            what: What the batch is, as the beginning of an error message.
+        A dict has keys such as `x` and `y`, or `image` and `label`.
 
         Raises:
             DataError: It is neither, or its samples or labels cannot be told.

@@ -76,12 +76,7 @@ class Folder:
             ) from error
 
     def left_out(self, used: Iterable[str], kinds: str) -> tuple[str, ...]:
-        """Return a note about the files that are not read, if there are any.
-
-        Args:
-            used: Names of the files that are read.
-            kinds: What files are read, for the note.
-        """
+        """Return a note about the files beside those `used`, if any; `kinds` are those that are."""
         others = [
             name
             for name in sorted({*self.names} - {*used})
@@ -102,9 +97,6 @@ class Folder:
 def client_names(names: list[str]) -> tuple[str, ...]:
     """Return the names of the clients: their files' paths without what is common to all of them.
 
-    Args:
-        names: Names of the files.
-
     >>> client_names(["heart/cleveland.csv", "heart/hungarian.csv"])
     ('cleveland', 'hungarian')
     >>> client_names(["north/data.csv", "south/data.csv"])
@@ -123,12 +115,10 @@ def client_names(names: list[str]) -> tuple[str, ...]:
 def _names(
     folder: Path, prefix: str = "", above: tuple[tuple[int, int], ...] = ()
 ) -> Iterator[str]:
-    """Yield the relative paths of all files below a folder.
+    """Yield the relative paths of all files below a folder; see `Folder` about links.
 
-    Args:
-        folder: The folder.
-        prefix: Its path relative to the first folder, with a slash at the end.
-        above: Device and inode of the folders above it.
+    `prefix` is its path relative to the first folder, with a slash at the end, and `above` has
+    device and inode of the folders above it.
     """
     status = folder.stat()
     identity = status.st_dev, status.st_ino

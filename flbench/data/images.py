@@ -95,11 +95,8 @@ def has_parts(folder: Folder) -> bool:
 def decode(path: Path, where: str, size: Size | None = None) -> NDArray[np.uint8]:
     """Return one image [height, width, 3], upright and opaque; see `as_seen`.
 
-    Args:
-        path: The file.
-        where: What error messages call it.
-        size: Height and width that the image is resized to by bilinear interpolation over all
-            pixels that a new one covers; the proportions may change. None leaves it as it is.
+    `size` is the height and width that it is resized to by bilinear interpolation over all pixels
+    that a new one covers; the proportions may change. None leaves it as it is.
 
     Raises:
         DataError: The image cannot be decoded, is grey with more than 8 bits, which Pillow would

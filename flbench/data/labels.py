@@ -166,15 +166,10 @@ def _checked(y: NDArray[Any], what: str) -> NDArray[np.int64]:
 
 
 def as_texts(array: NDArray[Any], what: str, item: str) -> list[str]:
-    """Return the entries of an array as texts. Byte strings are read as UTF-8.
-
-    Args:
-        array: Names or numbers; it is flattened.
-        what: Name of the array, as the beginning of an error message.
-        item: What an entry is, such as `label`.
+    """Return the entries of an array of names or numbers, flattened, as texts; bytes are UTF-8.
 
     Raises:
-        DataError: An entry is missing (None, NaN, an empty text), or is not UTF-8.
+        DataError: An entry, such as a `label`, is missing (None, NaN, an empty text) or not UTF-8.
 
     >>> as_texts(np.array([b"a", b"b"]), "`clients`", "client")
     ['a', 'b']

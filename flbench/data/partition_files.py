@@ -58,12 +58,10 @@ def encode(
 def data_hash(dataset: Dataset) -> str:
     """Return the SHA-256 (hex) over samples, labels, and all else that the inputs depend on."""
     sha = hashlib.sha256(f"{dataset.x.dtype}{dataset.x.shape}{dataset.train}".encode())
+    further = {"": dataset.targets} if dataset.targets is not None else {}
     for array in (dataset.x, dataset.y):
         sha.update(np.ascontiguousarray(array).data)
-    if dataset.targets is not None:
-        sha.update(f"{dataset.targets.dtype}{dataset.targets.shape}".encode())
-        sha.update(np.ascontiguousarray(dataset.targets).data)
-    for key, values in dataset.extras.items():
+    for key, values in (*further.items(), *dataset.extras.items()):
         sha.update(f"{key}{values.dtype}{values.shape}".encode())
         sha.update(np.ascontiguousarray(values).data)
     if dataset.validation:

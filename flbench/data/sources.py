@@ -41,10 +41,7 @@ KINDS: Final = {"augment": "images", "padding": "tokens"}
 
 
 def load(config: DataConfig) -> Dataset:
-    """Load the data set that a configuration names.
-
-    Args:
-        config: Section `data`.
+    """Load the data set that the section `data` names.
 
     Raises:
         DataError: The data set is not found (the message names the expected files), cannot be read
@@ -94,10 +91,6 @@ def candidates(config: DataConfig) -> list[Path]:
 
 def read_file(path: Path, config: DataConfig) -> Dataset:
     """Read a data set from a file or folder: an NPZ file, images, tables, texts, UCI HAR or LEAF.
-
-    Args:
-        path: The file or folder.
-        config: Section `data`.
 
     Raises:
         DataError: The file is damaged or has none of these layouts, its format does not have a key

@@ -224,10 +224,7 @@ def _frame(
 ) -> "pd.DataFrame":
     """Return a table with its columns as numbers or texts.
 
-    Args:
-        folder: The folder that has it.
-        entry: Name of its file.
-        texts: Function from the names of the columns to those that are texts, whatever they have.
+    `texts` is a function from the names of the columns to those that are texts, whatever they have.
     """
     import pandas as pd
 
@@ -478,11 +475,8 @@ def _check_words(
 ) -> None:
     """Raise a DataError if words are numbers in another form, or lie beside numbers.
 
-    Args:
-        codes: Position [n] of each row's text; -1 for none.
-        texts: The different texts of the column.
-        values: Number of each text; None for a word.
-        column: The column.
+    `codes` [n] are positions in the `texts` of the column, -1 for none, and `values` the numbers of
+    the texts, None for words.
     """
     words = np.array([*(value is None for value in values), False])
     formatted = words & np.array([*map(bool, map(FORMATTED.fullmatch, texts)), False])

@@ -108,14 +108,7 @@ def is_text_file(entry: str) -> bool:
 
 
 def decoded(content: bytes, where: str) -> str:
-    r"""Return a text without a mark of its byte order, with lines that end in a newline.
-
-    Args:
-        content: Content of the file.
-        where: Name of the file, as the beginning of an error message.
-
-    Raises:
-        DataError: It is not UTF-8.
+    r"""Return a text in UTF-8 without a mark of its byte order, with lines that end in a newline.
 
     >>> decoded(b"to be\r\nor not", "hamlet.txt")
     'to be\nor not'

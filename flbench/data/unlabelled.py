@@ -106,11 +106,8 @@ def read(
 def as_stored(x: Any, layout: Layout, where: str) -> NDArray[Any]:
     """Return samples [n, *layout.shape] as the data set stores them.
 
-    Args:
-        x: An array, or sequences of tokens; images and series may have their channels last, and
-            sequences may be shorter if there is a padding id.
-        layout: What samples the model takes.
-        where: What the samples are, as the beginning of an error message.
+    Images and series may have their channels last, and sequences of tokens may be shorter if there
+    is a padding id.
 
     Raises:
         DataError: The samples have another shape, type or range than those of the data set.
