@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
 from flbench.data import images, npz_files, pixels, tables, text_files, tokens
-from flbench.data.dataset import Kind
+from flbench.data.dataset import Dataset
 from flbench.data.folders import Folder
 
 SUFFIXES: Final = {"images": images.SUFFIXES, "table": tables.SUFFIXES}
@@ -20,36 +20,29 @@ NO_SAMPLES = ("_labels", "_groups", "class_names", "vocabulary")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What samples a model takes.
+class Layout(Dataset):
+    """What samples a model takes: its data set without samples, and how files of others are read.
 
     Attributes:
-        shape: Shape of one sample, as the data set stores it: (channels, height, width),
-            (channels, length), (columns,), or (length,) for tokens.
-        is_pixels: Whether the samples are images of whole numbers.
-        columns: Names of a table's columns.
-        words: Words of each column; empty for columns of numbers.
-        kind: What the samples are, as `Dataset.kind`.
-        resize: Height and width that files of images are resized to; None for no change.
-        characters: Character of each token id of a model of texts; empty for others.
         arrays: Arrays that `data.arrays` names as samples; a file that has one of them has samples
             in no other array.
+        resize: Height and width that files of images are resized to; None for no change.
         range: Smallest and largest value of images; None if it is not known.
-        vocabulary: Number of token ids.
-        padding: Token id that fills up shorter sequences; None if all have one length.
     """
 
-    shape: tuple[int, ...]
-    is_pixels: bool
-    columns: tuple[str, ...]
-    words: tuple[tuple[str, ...], ...]
-    kind: Kind = "images"
     arrays: tuple[str, ...] = ()
-    characters: tuple[str, ...] = ()
     resize: tuple[int, int] | None = None
     range: tuple[float, float] | None = None
-    vocabulary: int = 0
-    padding: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample, as the data set stores it."""
+        return self.x.shape[1:]
+
+    @property
+    def characters(self) -> tuple[str, ...]:
+        """Character of each token id of a model of texts; empty for others."""
+        return self.tokens if self.starts is not None else ()
 
 
 @dataclass(frozen=True)

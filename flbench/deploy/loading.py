@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Final, Literal
@@ -25,6 +25,7 @@ from flbench.core.text import one_line
 from flbench.core.types import Context, Samples, State, Tree
 from flbench.core.wording import how_to_resume, listed
 from flbench.data import pixels, unlabelled
+from flbench.data.dataset import Dataset
 from flbench.data.federation import Federation
 from flbench.data.normalization import FEW_SAMPLES, standard
 from flbench.data.partition import ClientParts
@@ -312,21 +313,16 @@ def _layout(experiment: Experiment, client: int | None) -> Layout:
         own = parts if federation.owner is None or client is None else [parts[client]]
         ranges = [pixels.range_of(federation.x[rows].numpy()) for rows in own if len(rows)]
         found = min(low for low, _ in ranges), max(high for _, high in ranges)
-    columns = dataset.columns
-    if dataset.is_table and not columns:
-        columns = tuple(map(str, range(dataset.x.shape[1])))
+    without = federation.without_samples().dataset
+    about = {field.name: getattr(without, field.name) for field in fields(Dataset)}
+    if dataset.is_table:
+        columns = dataset.columns or tuple(map(str, range(dataset.x.shape[1])))
+        about |= {"columns": columns, "words": dataset.words or ((),) * len(columns)}
     return Layout(
-        shape=tuple(dataset.x.shape[1:]),
-        is_pixels=dataset.is_pixels,
-        columns=columns if dataset.is_table else (),
-        words=(dataset.words or ((),) * len(columns)) if dataset.is_table else (),
-        kind=dataset.kind,
+        **about | {"x": without.x.copy()},
         arrays=(data.arrays.samples or "", data.arrays.test_samples or ""),
-        characters=dataset.tokens if dataset.starts is not None else (),
         resize=data.image_size,
         range=found,
-        vocabulary=dataset.vocabulary,
-        padding=dataset.padding,
     )
 
 

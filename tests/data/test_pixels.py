@@ -13,7 +13,8 @@ from flbench.data import unlabelled
 from tests.data.test_sources import load, write_zip
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 6, 3)).astype(np.uint8)
-LAYOUT = unlabelled.Layout(shape=(3, 6, 4), is_pixels=True, columns=(), words=())
+NO_SAMPLES = np.zeros((0, 3, 6, 4), np.uint8)
+LAYOUT = unlabelled.Layout("", NO_SAMPLES, np.zeros(0, np.int64), (), 0)
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **keys) -> bytes:

@@ -161,7 +161,8 @@ def test_images_of_domains_are_resized_to_one_size(tmp_path):
     assert data.group_names == ("art", "photo")
     assert np.array_equal(np.moveaxis(data.x[-2], 0, -1), wanted)
     assert load(tmp_path, client="folder", resize=(4, 6)).x.shape[2:] == (4, 6)
-    [read] = unlabelled.read(file, Layout((3, 12, 12), True, (), (), resize=(12, 12)))
+    layout = Layout("", data.x[:0], data.y[:0], data.classes, 0, resize=(12, 12))
+    [read] = unlabelled.read(file, layout)
     assert np.array_equal(read.x[0], data.x[-2])
     np.savez(tmp_path / "x.npz", train_images=data.x, train_labels=data.y)
     with pytest.raises(DataError, match=r"`data\.resize` is for"):
