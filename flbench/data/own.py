@@ -459,7 +459,8 @@ def _check_order(x: Any, other: Any, what: str) -> None:
     Samples and labels belong together by position, as everywhere but in pandas.
     """
     x = x[0] if isinstance(x, tuple | list) and x else x
-    one, two = indices = [getattr(rows, "index", ()) for rows in (x, other)]
+    indices: list[Any] = [getattr(rows, "index", ()) for rows in (x, other)]
+    one, two = indices
     if not all(hasattr(index, "sort_values") for index in indices) or one.equals(two):
         return
     if one.sort_values().equals(two.sort_values()):
