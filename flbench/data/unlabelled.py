@@ -138,11 +138,13 @@ def _check_values(x: NDArray[Any], layout: Layout, where: str) -> None:
     elif known is not None:
         is_wrong |= pixels.has_other_units(found, known)
     if is_wrong or (layout.kind == "table" and np.isinf(x).any()):
-        units = "" if known is None else f" in [{known[0]:g}, {known[1]:g}]"
-        kind = "uint8" if layout.is_pixels else "tokens" if layout.kind == "tokens" else "floats"
+        units = "" if known is None else f" with values in [{known[0]:g}, {known[1]:g}]"
+        floats = "floating point"
+        kind = "uint8" if layout.is_pixels else "tokens" if layout.kind == "tokens" else floats
         raise DataError(
-            f"{where}: the samples are {x.dtype} in [{found[0]:g}, {found[1]:g}], and those of the"
-            f" data set are {kind}{units}. Give them in these units: the model normalizes them."
+            f"{where}: the samples are {x.dtype} with values in [{found[0]:g}, {found[1]:g}], and"
+            f" those of the data set are {kind}{units}. Give them in these units: the model"
+            " normalizes them."
         )
 
 
