@@ -71,19 +71,20 @@ def drawn_curves(run: StoredRun) -> Drawn:
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     """Return what the page says first, by name."""
     stop, seconds = summary.get("stopped"), summary["seconds"]
+    never = summary.get("clients_never_trained", 0)
     facts = {
         "model": summary["model"],
-        "clients": f"{summary['clients']}; {summary['clients_never_trained']} never trained",
+        "clients": f"{summary.get('clients', '-')}; {never} never trained",
         "rounds": f"{summary['rounds']}" + (f", stopped after {stop['round']}" if stop else ""),
-        "best round": f"{summary['best']['round']}, by {summary['best_by']}",
+        "best round": f"{summary['best']['round']}, by {summary.get('best_by', '-')}",
         "seed": str(summary["seed"]),
-        "partition": summary["partition_hash"],
-        "weights": summary["weights_digest"],
+        "partition": summary.get("partition_hash", ""),
+        "weights": summary.get("weights_digest", ""),
         **{kind: size(count) for kind, count in summary["communication"].items()},
         "trainings": f"{summary['client_trainings']}, {summary['diverged']} diverged",
         **{f"seconds, {part}": str(seconds[part]) for part in ("total", "train", "evaluate")},
         "target": target_text(summary["target"]) if "target" in summary else "",
-        "engine": summary["engine"].get("choice", ""),
+        "engine": str(summary.get("engine", {}).get("choice", "")),
     }
     return {key: value for key, value in facts.items() if value}
 
