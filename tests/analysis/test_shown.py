@@ -18,7 +18,7 @@ from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.text import in_latex
 from flbench.reports import render
-from flbench.reports.shown import Column, Shown, html, is_missing, score
+from flbench.reports.shown import Column, Shown, card, is_missing, score
 from tests.comparison.made import matrix, run_folder
 
 ACCURACIES = {
@@ -126,7 +126,7 @@ def test_all_forms_have_the_same_cells(shown, capsys):
         grid = [line.strip("|").split(" | ") for line in lines if line.startswith("| ")]
         plain = [[unescape(re.sub(r"\\(.)", r"\1", c.strip())) for c in line] for line in grid]
         assert plain == [headings, ["---"] * len(headings), *cells], one.heading
-        assert Cells(html(one)).rows == [headings, *cells], one.heading
+        assert Cells(card("t", one)).rows == [headings, *cells], one.heading
         capsys.readouterr()
         render.console(one, is_whole=True)
         said = capsys.readouterr().out.splitlines()
