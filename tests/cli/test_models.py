@@ -153,7 +153,7 @@ def test_samples_of_another_kind_are_refused(flbench, tmp_path, finished_run):
         "text.png": "text.png cannot be decoded",
         "wide.npz": "shape [1, 8, 9], but the model takes [1, 8, 8]",
         "table.csv": ".npz",
-        "none.png": "neither a folder nor a file",
+        "none.png": "none.png",
     }.items():
         code, out, err = flbench("predict", finished_run, "--client", 0, file)
         assert (code, out) == (2, "")
