@@ -131,7 +131,8 @@ def test_all_forms_have_the_same_cells(shown, capsys):
         render.console(one, is_whole=True)
         said = capsys.readouterr().out.splitlines()
         split = [re.split(" {2,}", line.strip()) for line in said]
-        assert [row for row in split if len(row) == len(headings)] == [headings, *cells]
+        whole = [row for row in split if len(row) == len(headings)]
+        assert whole[-len(cells) :] == cells  # headings are wrapped at words
 
 
 def test_latex_has_the_same_numbers_with_fewer_decimals(shown):
