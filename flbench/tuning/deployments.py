@@ -2,23 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from flbench.algorithms.base import Algorithm, state_of
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.experiment.assembly import Experiment
-from flbench.models.base import net_leaves
 from flbench.results.metrics_file import Row
 from flbench.results.study_folder import PERSONAL
 from flbench.results.summary import RunningSummary
 
+if TYPE_CHECKING:  # PyTorch, which reading a study does not need
+    from torch import nn
+
+    from flbench.algorithms.base import Algorithm
+    from flbench.experiment.assembly import Experiment
+
 GLOBAL = "gm"  # evaluated on the common test set, and not on the clients' validation parts
 
 
-def scorable(experiment: Experiment) -> tuple[str, ...]:
+def scorable(experiment: "Experiment") -> tuple[str, ...]:
     """Return the names of the deployments that can score a trial, `personal` first.
 
     They are those of the method's last stage that clients are evaluated with on their own samples.
@@ -26,7 +26,7 @@ def scorable(experiment: Experiment) -> tuple[str, ...]:
     return tuple(name for name in names(experiment.algorithm, experiment.net) if name != GLOBAL)
 
 
-def names(algorithm: Algorithm, net: nn.Module) -> tuple[str, ...]:
+def names(algorithm: "Algorithm", net: "nn.Module") -> tuple[str, ...]:
     """Return the names of the deployments of a method's last stage, `personal` first.
 
     Nothing is trained.
@@ -35,6 +35,11 @@ def names(algorithm: Algorithm, net: nn.Module) -> tuple[str, ...]:
         algorithm: The method.
         net: The net with its seeded weights.
     """
+    import torch
+
+    from flbench.algorithms.base import state_of
+    from flbench.models.base import net_leaves
+
     start = {name: leaf.detach() for name, leaf in net_leaves(net).items()}
     # Views instead of copies of the clients' leaves: nothing is written.
     state = state_of(algorithm, start, own=lambda tree: tree)
@@ -49,7 +54,7 @@ def names(algorithm: Algorithm, net: nn.Module) -> tuple[str, ...]:
     return tuple(algorithm.deploy(last, torch.tensor([0])))
 
 
-def check(name: str, experiment: Experiment) -> None:
+def check(name: str, experiment: "Experiment") -> None:
     """Raise a ConfigError if a method has no deployment of this name that can score a trial.
 
     Args:

@@ -92,7 +92,7 @@ def cell(
             summary[moment][split] |= figures
             lines += [
                 Row(number, split, deployment, name, value)
-                for deployment, metrics in _by_deployment(figures).items()
+                for deployment, metrics in _by_deployment(summary[moment][split]).items()
                 for name, value in metrics.items()
             ]
     with (folder / "metrics.csv").open("a") as file:
