@@ -34,8 +34,8 @@ def sentences(
 
     Args:
         comparison: The runs.
-        leaderboard: See `Analysis.leaderboard`.
-        pairs: See `Analysis.pairs`.
+        leaderboard: See `fl.Comparison.leaderboard`.
+        pairs: See `fl.Comparison.pairs`.
         across: The comparison over places; None for a single place.
 
     Returns:

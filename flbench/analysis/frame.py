@@ -21,7 +21,7 @@ ON_COMMON: Final = ("gm", "pm_v", "pm_l")
 
 
 def long_of(comparison: Arrangement) -> pd.DataFrame:
-    """Return a row for each metric of each evaluation of each run; see `Analysis.long`."""
+    """Return a row for each metric of each evaluation of each run; see `fl.Comparison.long`."""
     rows = pd.DataFrame(
         [(k, *row) for k, one in enumerate(comparison.entries) for row in one.run.rows],
         columns=["run", "round", "split", "deployment", "metric", "value"],

@@ -14,7 +14,7 @@ NEW_CLIENTS: Final = ("place", "method", "epochs", "n", "mean", "std", "low", "h
 
 
 def new_clients_of(comparison: Arrangement, long: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of new clients; see `Analysis.new_clients`.
+    """Return the table of new clients; see `fl.Comparison.new_clients`.
 
     Args:
         comparison: The runs.

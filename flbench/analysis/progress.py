@@ -21,7 +21,7 @@ TARGETS: Final = (
 
 
 def curves_of(comparison: Arrangement, long: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of curves; see `Analysis.curves`.
+    """Return the table of curves; see `fl.Comparison.curves`.
 
     Args:
         comparison: The runs.
@@ -33,7 +33,7 @@ def curves_of(comparison: Arrangement, long: pd.DataFrame) -> pd.DataFrame:
 
 
 def targets_of(comparison: Arrangement, curves: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of targets; see `Analysis.targets`.
+    """Return the table of targets; see `fl.Comparison.targets`.
 
     The rounds, bytes and seconds of a run until it reaches a target are a time to an event. A run
     that does not reach the target is censored at its end. It counts as later than all others, so a

@@ -15,7 +15,7 @@ DECILES: Final = {"median" if k == 5 else f"q{k}0": k / 10 for k in range(1, 10)
 QUANTILES: Final = dict(sorted({**DECILES, "q25": 0.25, "q75": 0.75}.items(), key=lambda q: q[1]))
 """Measures that are quantiles of the clients' accuracy."""
 GAINS: Final = ("gain", "gain_ft")
-"""Columns of `Analysis.clients`: the gain of a client over `local`, and over `ft`."""
+"""Columns of `fl.Comparison.clients`: the gain of a client over `local`, and over `ft`."""
 CLIENT_SCORES: Final = (
     *("place", "client", "name", "train_size", "test_size", "method", "n"),
     *("accuracy", "accuracy_std", "accuracy_low", "accuracy_high"),
@@ -30,7 +30,7 @@ UNIT: Final = SHARES | {
 
 
 def scores_of(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of scores; see `Analysis.scores`.
+    """Return the table of scores; see `fl.Comparison.scores`.
 
     Args:
         comparison: The runs.
@@ -48,11 +48,11 @@ def scores_of(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
 
 
 def client_spread_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of the spread of clients; see `Analysis.client_spread`.
+    """Return the table of the spread of clients; see `fl.Comparison.client_spread`.
 
     Args:
         comparison: The runs.
-        clients: See `Analysis.clients`.
+        clients: See `fl.Comparison.clients`.
     """
     groups = clients.groupby(list(RUN), sort=False)
     accuracy = groups["accuracy"]
@@ -76,11 +76,11 @@ def client_spread_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataF
 
 
 def client_scores_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of the scores of each client; see `Analysis.client_scores`.
+    """Return the table of the scores of each client; see `fl.Comparison.client_scores`.
 
     Args:
         comparison: The runs.
-        clients: See `Analysis.clients`.
+        clients: See `fl.Comparison.clients`.
     """
     frames = []
     for place in comparison.places:

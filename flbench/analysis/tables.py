@@ -121,7 +121,7 @@ def analyse(comparison: Arrangement) -> Analysis:
 
 
 def _pairs(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of pairs; see `Analysis.pairs`."""
+    """Return the table of pairs; see `fl.Comparison.pairs`."""
     frames = []
     for place in comparison.places:
         sampling = comparison.sampling_at(place)
@@ -158,13 +158,13 @@ def _pairs(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
 def _leaderboard(
     comparison: Arrangement, values: pd.DataFrame, last: pd.DataFrame, pairs: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return the leaderboard; see `Analysis.leaderboard`.
+    """Return the leaderboard; see `fl.Comparison.leaderboard`.
 
     Args:
         comparison: The runs.
         values: Metrics at the best round, and costs; see `frame.values_of`.
         last: The same at the last round.
-        pairs: The rows of `Analysis.pairs` of the metric that ranks.
+        pairs: The rows of `fl.Comparison.pairs` of the metric that ranks.
     """
     by = ["place", "method"]
     # A metric of the user's own may be called like another column; it is in the table of scores.
@@ -248,7 +248,7 @@ def _of_counts(
 
 
 def _classes(comparison: Arrangement) -> pd.DataFrame:
-    """Return the table of classes; see `Analysis.classes`."""
+    """Return the table of classes; see `fl.Comparison.classes`."""
     rows = _rows(comparison, "classes")
     rows["holders"] = _of_counts(comparison, rows, "class", lambda one: (one > 0).sum(axis=0))
     # A class without test samples has no recall.
@@ -273,7 +273,7 @@ def _classes(comparison: Arrangement) -> pd.DataFrame:
 
 
 def _clients(comparison: Arrangement) -> pd.DataFrame:
-    """Return the table of clients; see `Analysis.clients`."""
+    """Return the table of clients; see `fl.Comparison.clients`."""
     rows = _rows(comparison, "clients")
     rows["skew"] = _of_counts(comparison, rows, "client", skews)
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *CLIENTS])))

@@ -120,9 +120,9 @@ class Run:
         Columns: `moment` str, `best` or `last` round, with equal rows if they are the same round;
         `client` int64; `name` str (natural clients with names only); `train_size` and `test_size`
         int64, numbers of samples; `classes` int64, the classes that it trains on, if there are
-        classes; `trainings` int64, the rounds that it took part in; `validation_size` int64; test
-        metrics, such as `accuracy`, and validation metrics, such as `validation_accuracy`, float64,
-        NaN for a client without samples in that part.
+        classes; `trainings` int64, the rounds that it took part in; `steps` int64, its optimizer
+        steps; `validation_size` int64; test metrics, such as `accuracy`, and validation metrics,
+        such as `validation_accuracy`, float64, NaN for a client without samples in that part.
         """
         return self._table("clients").copy()
 

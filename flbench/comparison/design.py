@@ -250,6 +250,11 @@ def check(design: Design) -> None:
         for label in labels:
             if labels.count(label) > 1:
                 raise ConfigError(f"the {kind} `{label}` is named twice. Name it once.")
+        for choice in choices:
+            if "tracking" in choice.layer.tree:  # comparison.json hides secrets of the base alone
+                raise ConfigError(
+                    f"`tracking` of the {kind} `{choice.label}`: set it for the whole comparison."
+                )
     for key, values in design.grid.items():
         _check_axis(key, values, design)
 

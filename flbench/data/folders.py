@@ -7,7 +7,6 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 from zipfile import BadZipFile, ZipFile, ZipInfo
@@ -152,8 +151,11 @@ def _unpacked(path: Path) -> Path:
             for entry in archive.infolist():
                 entry.filename = _inside(entry)
                 archive.extract(entry, Path(beside, "files"))
-            with suppress(OSError):  # another process has unpacked it meanwhile
+            try:
                 Path(beside, "files").rename(target)
+            except OSError:
+                if not target.is_dir():  # otherwise another process has unpacked it meanwhile
+                    raise
     except DAMAGED as error:
         raise DataError(
             f"{path} cannot be unpacked to {files.cache_folder()} ({error}). If it is damaged or"

@@ -198,9 +198,11 @@ class Data:
         x, y = (loaders.joined(arrays, "`data`") for arrays in zip(*pairs.values(), strict=True))
         owners = np.repeat([*pairs], [len(labels) for _, labels in pairs.values()])
         found = cls.from_arrays(x, y, clients=owners, **arguments)
-        of_client = [found.dataset.x[found.dataset.groups == k] for k in range(len(pairs))]
-        for name, mine in zip(found.dataset.group_names, of_client, strict=True):
-            pixels.check_alike(of_client[0], mine, f"`data`, client `{name}`,", "the first one")
+        made = found.dataset
+        first = made.x[made.groups == 0]
+        for k, name in enumerate(made.group_names):
+            mine = made.x[made.groups == k]
+            pixels.check_alike(first, mine, f"`data`, client `{name}`,", "the first one")
         return cls._of(found.dataset, by_client=True)
 
     @classmethod

@@ -313,13 +313,14 @@ def _layout(experiment: Experiment, client: int | None) -> Layout:
         own = parts if federation.owner is None or client is None else [parts[client]]
         ranges = [pixels.range_of(federation.x[rows].numpy()) for rows in own if len(rows)]
         found = min(low for low, _ in ranges), max(high for _, high in ranges)
-    without = federation.without_samples().dataset
-    about = {field.name: getattr(without, field.name) for field in fields(Dataset)}
+    about = {field.name: getattr(dataset, field.name) for field in fields(Dataset)}
+    about |= {k: v[:0].copy() for k, v in about.items() if isinstance(v, np.ndarray)}
+    about["extras"] = {}
     if dataset.is_table:
         columns = dataset.columns or tuple(map(str, range(dataset.x.shape[1])))
         about |= {"columns": columns, "words": dataset.words or ((),) * len(columns)}
     return Layout(
-        **about | {"x": without.x.copy()},
+        **about,
         arrays=(data.arrays.samples or "", data.arrays.test_samples or ""),
         resize=data.image_size,
         range=found,

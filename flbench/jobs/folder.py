@@ -79,6 +79,10 @@ class JobFolder(CampaignFolder):
         """Return whether a job is finished."""
         return reading.is_finished(self.run_folder(job))
 
+    def has_failed(self, job: Job) -> bool:
+        """Return whether a job that `is_done` has no result; one that failed is trained again."""
+        return False
+
     def unfinished(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Yield the jobs that are not finished, in their order."""
         return (job for job in jobs if not self.is_done(job))

@@ -39,11 +39,15 @@ class JobProgress:
         self._began: float | None = None  # without the time in which processes start
         self._jobs, self._folder, self._kind = jobs, folder, kind
         self._planned = Counter(job.method for job in jobs)
-        self._finished = Counter(job.method for job in jobs if folder.is_done(job))
-        self._failed: Counter[str] = Counter()
+        before = [job for job in jobs if folder.is_done(job)]
+        failed = [job for job in before if folder.has_failed(job)]
+        self._failed = Counter(job.method for job in failed)
+        self._finished = Counter(job.method for job in before) - self._failed
         self._running: dict[str, Job] = {}
         self._told: set[str] = set()
-        self._first = {job.name: self._round(job) for job in jobs}
+        self._first = {job.name: last_round(self._rows(job)) for job in jobs}
+        # Jobs that have ended, with their last rounds: their files are not read again.
+        self._last = {job.name: self._first[job.name] for job in before}
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -72,6 +76,7 @@ class JobProgress:
     def begin(self, job: Job) -> None:
         """Note that a job is being trained."""
         self._running[job.name] = job
+        self._last.pop(job.name, None)
 
     def end(self, job: Job, reason: str | None, outcome: Outcome, found: str | None = None) -> None:
         """Note that a job has ended, and print a line about it.
@@ -83,6 +88,8 @@ class JobProgress:
             found: What it has found; by default the test accuracy in its folder.
         """
         self._running.pop(job.name, None)
+        rounds = last_round(self._rows(job))
+        self._last[job.name] = rounds or (job.config.train.rounds if reason is None else 0)
         self._began = self._began or time.monotonic() - outcome.seconds
         (self._finished if reason is None else self._failed)[job.method] += 1
         for sentence in outcome.notes:
@@ -138,20 +145,23 @@ class JobProgress:
             return "finished" if accuracy is None else f"test accuracy {accuracy:.4f}"
 
     def _left(self) -> str:
-        """Return the estimated time left, as text."""
-        rounds = sum(job.config.train.rounds for job in self._jobs)
-        now_is = sum(map(self._round, self._jobs))
-        done = now_is - sum(self._first.values())
+        """Return the estimated time left, as text; a job that has ended has no rounds left."""
+        rounds = {job.name: self._round(job) for job in self._jobs}
+        done = sum(rounds.values()) - sum(self._first.values())
         if done <= 0 or self._began is None:
             return "starting"
-        left = (time.monotonic() - self._began) / done * (rounds - now_is)
-        return f"{duration(max(0.0, left))} left"
+        others = [job for job in self._jobs if job.name not in self._last]
+        left = sum(job.config.train.rounds - rounds[job.name] for job in others)
+        return f"{duration((time.monotonic() - self._began) / done * left)} left"
 
     def _round(self, job: Job) -> int:
         """Return the number of rounds that a job has done."""
-        if self._folder.is_done(job):
-            return job.config.train.rounds
-        return last_round(self._folder.run_folder(job) / "metrics.csv")
+        known = self._last if job.name in self._last else self._first
+        return last_round(self._rows(job)) if job.name in self._running else known[job.name]
+
+    def _rows(self, job: Job) -> Path:
+        """Return the metrics.csv of a job, which need not exist."""
+        return self._folder.run_folder(job) / "metrics.csv"
 
 
 def last_round(file: Path) -> int:

@@ -232,18 +232,13 @@ class RunningSummary:
         self._read_new()
         return len(self._rounds)
 
-    @property
-    def of_last(self) -> list[Row]:
-        """The rows of validation and test parts that belong to the round `last`."""
-        last = self.last
-        return [row for row in self._rows if row.round == last and row.split in SPLITS]
-
     def totals(self) -> Summary:
         """Return bytes and counts of client trainings, summed over all rounds.
 
         Returns:
             `communication` (bytes `up_bytes`, `down_bytes`, `peer_bytes`, `setup_bytes`),
-            `client_trainings`, `trainings_without_step` and `diverged`.
+            optimizer `steps`, `passes` of Statistics, `client_trainings`,
+            `trainings_without_step` and `diverged`.
         """
         self._read_new()
         sums = self._sums

@@ -180,8 +180,9 @@ def _whole(folder: Path) -> Path:
     found = folder.resolve()
     if is_cell(found):
         return found.parents[1]
-    is_trial = (found / "trial.json").is_file() and is_study(found.parents[2])
-    return found.parents[2] if is_trial else found
+    above = found.parents
+    is_trial = (found / "trial.json").is_file() and len(above) > 2 and is_study(above[2])
+    return above[2] if is_trial else found
 
 
 def main(arguments: Sequence[str]) -> int:

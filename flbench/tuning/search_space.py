@@ -307,7 +307,7 @@ def why_not_searched(path: str, config: Mapping[str, Any] | None = None) -> str:
     """
     if path.partition(".")[0] not in SECTIONS:
         return (
-            f"cannot be searched, only `seed` and keys of {', '.join(SECTIONS)} can: all trials"
+            f"cannot be searched, only keys of {', '.join(SECTIONS)} can: all trials"
             " share the data and their partition"
         )
     if path in NEVER_SEARCHED or path.startswith("train.early_stopping."):

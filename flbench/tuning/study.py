@@ -58,8 +58,16 @@ class StudyFolder(JobFolder):
 
     def is_done(self, job: Job) -> bool:
         """Return whether a trial has ended."""
+        return self._state(job) in ENDS
+
+    def has_failed(self, job: Job) -> bool:
+        """Return whether a trial has failed or diverged."""
+        return self._state(job) in ("diverged", "failed")
+
+    def _state(self, job: Job) -> str | None:
+        """Return the state of a trial; None if it has not begun."""
         file = self.run_folder(job) / "trial.json"
-        return file.is_file() and read_json(file)["state"] in ENDS
+        return read_json(file)["state"] if file.is_file() else None
 
 
 @dataclass(frozen=True)

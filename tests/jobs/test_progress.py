@@ -28,6 +28,7 @@ def found(tmp_path, monkeypatch):
         for method in ("ft", "local")
     ]
     folder = SimpleNamespace(
+        has_failed=lambda job: False,
         run_folder=lambda job: tmp_path / job.name,
         is_done=lambda job: (tmp_path / job.name / "summary.json").is_file(),
     )

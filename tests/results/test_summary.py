@@ -48,7 +48,5 @@ def test_running_summary_is_that_of_a_search_in_all_rows_at_every_moment(by, see
         assert running.best == (best and best.round)
         assert running.last == last
         assert running.evaluated == len(rounds)
-        here = [row for row in rows if row.round == last and row.split != "train"]
-        assert running.of_last == here
         trainings = sum(row.value for row in rows if row.metric == "trainings")
         assert running.totals()["client_trainings"] == trainings
