@@ -280,12 +280,14 @@ def parse(
         for key in tree
         if key not in keys
     ]
-    entries = tree.get("space")
+    method, entries = tree.get("method"), tree.get("space")
+    if not isinstance(method, str):
+        errors.append(f"{source}: `method` must be the name of a method, got {method!r}.")
     if not isinstance(entries, dict) or not entries:
         errors.append(f"{source}: `space` must be a mapping of parameters, got {entries!r}.")
         entries = {}
     known: dict[str, Parameter] = {}
-    space = Space(str(tree.get("method")), known, source)
+    space = Space(str(method), known, source)
     for path, entry in entries.items():
         place = origins.get(f"space.{path}", source)
         try:

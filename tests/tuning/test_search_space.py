@@ -287,6 +287,7 @@ def test_condition_that_cannot_hold_is_refused(tmp_path, entries, said):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        ("space: {algorithm.tau: {fixed: 1}}\n", "`method`"),
         ("method: hfcd\n", "`space`"),
         ("method: hfcd\nspace: []\n", "`space`"),
         ("method: hfcdd\nspace: {algorithm.tau: {fixed: 1}}\n", "hfcdd"),
