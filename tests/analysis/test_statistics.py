@@ -220,6 +220,7 @@ def test_correction_is_that_of_holm():
 
     found = statistics.correct([*p, float("nan")])
     assert statistics.correct([]).tolist() == []
+    assert statistics.correct([0.9, 0.8]).tolist() == [1.0, 1.0]
 
     assert found[:-1] == pytest.approx(multipletests(p, method="holm")[1])
     assert math.isnan(found[-1])

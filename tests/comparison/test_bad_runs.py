@@ -151,16 +151,20 @@ def test_bad_runs_are_left_out_by_name(cases, good, tmp_path):
 
 
 def test_a_bad_run_alone_is_an_error_and_commands_show_the_others(good, tmp_path, capsys):
-    for case in ("rounds", "not JSON", "64 GiB of summary", "target of another type"):
+    cases = ("rounds", "not JSON", "64 GiB of summary", "target of another type")
+    for case in cases:
         bad = run_folder(tmp_path / case, "ditto", 0.9)
         BAD[case](bad)
         with pytest.raises(DataError, match=case):
             fl.report(bad)
 
+    with pytest.raises(UserError, match="missing"):
+        fl.report([good[0], tmp_path / "missing"])
+
     assert app.main(["show", str(good[0]), str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert "hfcd" in said.out
-    assert case in said.err
+    assert [case for case in cases if case not in said.err] == []
     assert "Traceback" not in said.err
 
 

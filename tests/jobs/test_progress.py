@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +38,7 @@ def found(tmp_path, monkeypatch):
     finish(tmp_path / "ft0", 0.5)
     made = JobProgress(jobs, folder, CELL)
     made.console = Console(file=io.StringIO(), width=200)
-    return SimpleNamespace(progress=made, jobs=jobs, clock=clock, path=tmp_path)
+    return SimpleNamespace(progress=made, jobs=jobs, clock=clock, path=tmp_path, folder=folder)
 
 
 def finish(path, accuracy):
@@ -77,6 +78,19 @@ def test_lines_say_how_jobs_ended_and_each_note_once(found):
     assert lines[1] == "2/4  local, digits, repetition 1  test accuracy 0.7500  20.0 s  40.0 s left"
     assert lines[2].startswith("3/4  ft, digits, repetition 2  failed: no space")
     assert len(lines) == 3
+
+
+def test_time_left_counts_what_an_interrupted_job_had_done_as_done(found):
+    """Twelve of twenty rounds took 18 seconds; the eight before took no time here."""
+    jobs = [replace(job, config=config_of("train.rounds=20")) for job in found.jobs[1:3]]
+    (found.path / jobs[0].name / "metrics.csv").write_text("round,x\n7,1\n8,1\n")
+    progress = JobProgress(jobs, found.folder, CELL)
+    assert progress.table().title == "0 of 2 cells, starting"
+    found.clock[0] += 18
+    finish(found.path / jobs[0].name, 0.75)
+    progress.end(jobs[0], None, Outcome(None, (), 18.0))
+
+    assert progress.table().title == "1 of 2 cells, 30.0 s left"
 
 
 def test_the_table_counts_by_method_and_shows_the_rounds_of_running_jobs(found):

@@ -140,6 +140,26 @@ def test_a_database_lies_in_the_working_folder(name, tmp_path, monkeypatch):
     assert Path(url2pathname(location.path)) == folder / "mlflow" / "artifacts"
 
 
+@HERE
+@pytest.mark.slow
+def test_nothing_is_written_beside_the_working_folder(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    folder = tmp_path / "a+b&c;d Zoë"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    store = stores.open_store(stores.address(None))
+    run = store.client.create_run(store.experiment("e"))
+    store.client.log_text(run.info.run_id, "content", "file.txt")
+
+    with closing(sqlite3.connect(folder / "mlflow" / "flbench.db")) as database:
+        assert database.execute("SELECT run_uuid FROM runs").fetchall() == [(run.info.run_id,)]
+    [file] = folder.glob("mlflow/artifacts/*/artifacts/file.txt")
+    assert file.read_text() == "content"
+    assert list(tmp_path.iterdir()) == [folder]
+    store.address.check_artifacts(run.info.artifact_uri)  # it is below the folder of the database
+
+
 @pytest.mark.parametrize("name", ["a?b=1", "100%41", "a#b"])
 def test_a_working_folder_whose_name_an_address_cannot_have_is_refused(name, tmp_path, monkeypatch):
     (tmp_path / name).mkdir()
