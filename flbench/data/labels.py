@@ -10,6 +10,7 @@ tables, arrays, NPZ files and folders:
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
@@ -250,3 +251,27 @@ def check_names(names: Sequence[str], path: Path | str) -> None:
                 f"{path}: class {k} has the name {name!r}, which is empty or that of another class."
                 " Give each class a name of its own."
             )
+
+
+def notes_on_names(dataset: Dataset) -> tuple[str, ...]:
+    """Return notes on classes, clients and words of a column with names for one thing, perhaps.
+
+    They look the same, or differ by case alone; names of one letter may. There is at most one note
+    for the classes, one for the clients, and one for each column.
+    """
+    named = [(dataset.classes, "class", ""), (dataset.group_names, "client", "")]
+    for column, words in zip(dataset.columns, dataset.words, strict=False):
+        named.append((words, "word", f" of the column `{column}`"))
+    notes = []
+    for names, what, whose in named:
+        seen: dict[str, str] = {}
+        for name in names:
+            shown = " ".join(unicodedata.normalize("NFC", name).split())
+            other = seen.setdefault(shown.casefold() if len(shown) > 1 else shown, name)
+            if other != name:
+                notes.append(
+                    f"data: {other!a} and {name!a}{whose} look the same, or differ by case alone,"
+                    f" and are two. If they mean one {what}, write them in one way."
+                )
+                break
+    return tuple(notes)

@@ -701,6 +701,19 @@ def test_missing_values_are_those_of_pandas(tmp_path, column):
     assert np.array_equal(np.isnan(data.x[:, 0]), pd.read_csv(BytesIO(content))["a"].isna())
 
 
+@pytest.mark.parametrize("header", ["sex,y", "y,sex"])
+def test_names_that_differ_by_case_alone_are_noted(tmp_path, header):
+    """Classes, and words of a column. Letters of an alphabet are classes of their own."""
+    rows = {"sex,y": ["Male,0", "male,1", "Female,0"], "y,sex": ["0,Male", "1,male", "1,Female"]}
+    content = "\n".join([header, *rows[header] * 3]).encode()
+
+    data = load(write_zip(tmp_path / "x.zip", {"a.csv": content}))
+
+    assert len([note for note in data.notes if "'Male'" in note and "'male'" in note]) == 1
+    letters = content.replace(b"Male", b"A").replace(b"male", b"a").replace(b"FeA", b"b")
+    assert load(write_zip(tmp_path / "y.zip", {"a.csv": letters})).notes == ()
+
+
 @pytest.mark.parametrize(
     ("header", "is_row"),
     [
