@@ -97,11 +97,13 @@ def test_resume_asks_for_objects_and_refuses_others(by_path, tmp_path):
     for name, other in others.items():
         given = objects()
         mine = given.pop(name)
-        with pytest.raises(fl.ConfigError, match="again"):
+        with pytest.raises(fl.ConfigError, match=rf"fl\.resume\(path, {name}="):
             fl.resume(path, progress=False, **given)
-        with pytest.raises((fl.ConfigError, fl.DataError), match=r"SHA|sha256|changed|another"):
+        with pytest.raises(
+            (fl.ConfigError, fl.DataError), match=rf"(?i)(?=.*sha-?256).*\b{name}\b"
+        ):
             fl.resume(path, progress=False, **given, **{name: other})
-        with pytest.raises(fl.ConfigError, match="did not begin with one"):
+        with pytest.raises(fl.ConfigError, match=rf"^`{name}\b.*{by_path.path.name}"):
             fl.resume(by_path.path, progress=False, **{name: mine})
     resumed = fl.resume(path, progress=False, **objects())
     assert resumed.digest == by_path.digest

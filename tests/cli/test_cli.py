@@ -561,6 +561,8 @@ def test_a_method_that_is_refused_does_not_stop_the_others(flbench, tmp_path):
     assert code == 2
     assert len(list(tmp_path.glob("runs/*/*/summary.json"))) == 2
     assert all(f"{method}: runs/" in out for method in ("fedavg", "local"))
+    table = out.partition(": runs/")[0].splitlines()[:-1]
+    assert [line.split()[0] for line in table if " 1/1 " in line] == ["fedavg", "local"]
     assert error.splitlines()[-1].startswith("error: fedbn: ")
     assert "BatchNorm" in error.splitlines()[-1]
 

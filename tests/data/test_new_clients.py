@@ -64,7 +64,7 @@ def test_clients_are_held_out_by_their_names(dataset):
         build(dataset, DATA, PartitionConfig(new_clients=["a"]), seed=0)
 
 
-def test_names_of_natural_clients_that_are_not_drawn_are_told_from_unknown_ones(dataset):
+def test_new_clients_that_are_not_drawn_unknown_or_all_are_refused(dataset):
     named = replace(
         dataset, groups=np.arange(len(dataset.y)) % 12, group_names=(*map(str, range(12)),)
     )
