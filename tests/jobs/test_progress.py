@@ -83,10 +83,13 @@ def test_lines_say_how_jobs_ended_and_each_note_once(found):
 def test_time_left_counts_what_an_interrupted_job_had_done_as_done(found):
     """Twelve of twenty rounds took 18 seconds; the eight before took no time here."""
     jobs = [replace(job, config=config_of("train.rounds=20")) for job in found.jobs[1:3]]
-    (found.path / jobs[0].name / "metrics.csv").write_text("round,x\n7,1\n8,1\n")
+    rows = found.path / jobs[0].name / "metrics.csv"
+    rows.write_text("round,x\n7,1\n8,1\n")
     progress = JobProgress(jobs, found.folder, CELL)
     assert progress.table().title == "0 of 2 cells, starting"
+    progress.begin(jobs[0])
     found.clock[0] += 18
+    rows.write_text("round,x\n19,1\n20,1\n")
     finish(found.path / jobs[0].name, 0.75)
     progress.end(jobs[0], None, Outcome(None, (), 18.0))
 
