@@ -292,10 +292,10 @@ def _curves(analysis: Analysis, place: str, table: pd.DataFrame, panels: Sequenc
     for method in ranked(analysis, place, whole):
         mine, style = whole[whole["method"] == method], _line(analysis, method)
         for axes, along in zip(panels, ("round", "bytes", "seconds"), strict=True):
-            x, y, *ends = (mine[name].to_numpy() for name in (along, "value", "low", "high"))
+            x, y, low, high = (mine[name].to_numpy() for name in (along, "value", "low", "high"))
             axes.plot(x, y, **style)
             if len(runs) <= MOST_BANDS:
-                axes.fill_between(x, *ends, color=style["color"], alpha=0.15, lw=0)
+                axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0)
 
 
 def prices(analysis: Analysis, place: str, inches: float) -> Picture | None:

@@ -116,7 +116,7 @@ def how(analysis: Analysis) -> Chapter:
     changed = {key for summary in summaries for key in summary.get("changed", ())}
     origins: dict[str, dict[str, None]] = {}
     for entry in entries:
-        for key, value in leaves(provenance(entry.run)).items():
+        for key, value in leaves(dict(provenance(entry.run))).items():
             if key not in ("started", "command"):
                 origins.setdefault(key, {})["none" if value == [] else _shown(value)] = None
     facts = {

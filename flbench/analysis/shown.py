@@ -297,7 +297,7 @@ def pairs(analysis: Analysis, place: str) -> Iterator[Shown]:
         needed = table["needed"].fillna(inf).where(table["verdict"] == "no significant difference")
         table = table.assign(needed=needed.mask(table["test"] == CORRECTED))
         # For fixed clients the test that decides is this one already.
-        has_other = not table["test"].eq(CORRECTED).any() and table["corrected"].notna().any()
+        has_other = bool(table["corrected"].notna().any() and table["test"].ne(CORRECTED).all())
         yield Shown(
             f"Differences in {words(str(metric))}",
             {

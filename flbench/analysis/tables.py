@@ -175,8 +175,8 @@ def _leaderboard(
     board = over_repetitions(mine, by, "value", comparison.overlaps, limits).set_index(by)
     # Means over different repetitions cannot be compared.
     means, after = (
-        one["mean"].where(one["count"].eq(board["n"], axis=0)).reindex(columns=names)
-        for one, names in ((_means(values), others), (_means(last), [comparison.metric]))
+        mean.where(count.eq(board["n"], axis=0)).reindex(columns=names)
+        for (mean, count), names in ((_means(values), others), (_means(last), [comparison.metric]))
     )
     board = board.assign(last=after[comparison.metric]).join(means).reset_index()
     repetitions = mine.groupby("place")["repetition"].nunique()
@@ -209,10 +209,11 @@ def _leaderboard(
     return found.assign(rank=pd.Series(ranks, dtype=object))  # whole numbers beside NaN
 
 
-def _means(values: pd.DataFrame) -> pd.DataFrame:
-    """Return the `mean` and the `count` of each metric of each method of each place."""
+def _means(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the mean and the count of each metric of each method of each place."""
     groups = values.groupby(["place", "method", "metric"])["value"]
-    return groups.agg(["mean", "count"]).unstack("metric")
+    mean, count = groups.mean().unstack("metric"), groups.count().unstack("metric")
+    return pd.DataFrame(mean), pd.DataFrame(count)
 
 
 def _rows(comparison: Arrangement, name: str) -> pd.DataFrame:
@@ -228,7 +229,7 @@ def _rows(comparison: Arrangement, name: str) -> pd.DataFrame:
     """
     entries = comparison.entries
     runs = [(*(getattr(e, key) for key in RUN), e.run.config.algorithm.name) for e in entries]
-    tables = [getattr(entry.run, name) for entry in entries]
+    tables: list[pd.DataFrame] = [getattr(entry.run, name) for entry in entries]
     rows = pd.concat(tables, keys=range(len(entries)), names=["run"]).reset_index("run")
     rows = rows[rows["moment"] == "best"].reset_index(drop=True)
     return rows.join(pd.DataFrame(runs, columns=[*RUN, "algorithm"]), on="run")

@@ -217,7 +217,8 @@ def classes(table: "pd.DataFrame") -> Shown:
             "marks": Column("marks"),
         },
         [
-            row | {"marks": tuple(mark for mark in marks if row[mark])}
+            {str(name): cell for name, cell in row.items()}
+            | {"marks": tuple(mark for mark in marks if row[mark])}
             for row in known.to_dict("records")
         ],
         f"The {MOST_CLASSES} classes with the fewest training samples; {more:,} more classes are in"
