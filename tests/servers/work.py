@@ -212,8 +212,10 @@ def arguments(
     name = work.partition(",")[0]
     folder = [f"output.dir={out}"] if WORKS[name][0] == "run" else ["--out", str(out)]
     cluster = [] if address is None else [one.format(address=address) for one in ON_CLUSTER[work]]
+    # Actors of Ray train like one process, and not like the vectorized engine.
+    engine = [] if "engine.name=ray" in cluster else ["engine.name=sequential"]
     tracking = ["tracking.mlflow=true", f"tracking.uri={uri}", f"tracking.experiment={experiment}"]
-    return [*WORKS[name], *cluster, *KEYS, *folder, *tracking]
+    return [*WORKS[name], *cluster, *engine, *KEYS, *folder, *tracking]
 
 
 def weights(out: Path) -> dict[str, str]:
