@@ -32,7 +32,7 @@ def collapsed(values: pd.DataFrame) -> list[tuple[Any, Any]]:
     [(2, 'a')]
     >>> collapsed(pd.DataFrame({"a": [0.80, 0.82, 0.40], "b": [0.71, 0.70, 0.30]}))
     []
-    >>> collapsed(pd.DataFrame({"a": [0.0, 0.0, 0.0], "b": [0.0, 0.5, 0.5], "c": [0.0, 0.5, 0.5]}))
+    >>> collapsed(pd.DataFrame({"a": [0.0, 0.0, 0.0], "b": [0.5, 0.0, 0.0], "c": [0.5, 0.0, 0.0]}))
     []
     """
     gaps = (values - values.median()).loc[:, values.count() >= FEWEST]

@@ -137,7 +137,9 @@ def _check_values(x: NDArray[Any], layout: Layout, where: str) -> None:
         is_wrong |= known is not None and (found[0] < known[0] or found[1] > known[1])
     elif known is not None:
         is_wrong |= pixels.has_other_units(found, known)
-    if is_wrong or (layout.kind == "table" and np.isinf(x).any()):
+    if layout.kind == "table" and (rows := np.flatnonzero(np.isinf(x).any(axis=1))).size:
+        raise DataError(f"{where}: sample {rows[0]} (counted from 0) has an infinite value.")
+    if is_wrong:
         units = "" if known is None else f" with values in [{known[0]:g}, {known[1]:g}]"
         floats = "floating point"
         kind = "uint8" if layout.is_pixels else "tokens" if layout.kind == "tokens" else floats

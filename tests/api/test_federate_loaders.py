@@ -135,7 +135,7 @@ def test_a_data_module_has_clients_and_a_common_test_set(tmp_path):
     assert run.config.partition.scheme == "natural"
     found = read(module, "`data`")
     assert len(found.arrays["test_labels"]) == 20
-    assert len(found.extras["weight"]) == sum(SIZES) + 20
+    assert len(found.about["extras"]["weight"]) == sum(SIZES) + 20
     assert "common" in {*run.metrics["split"]}
 
 

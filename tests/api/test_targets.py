@@ -234,8 +234,8 @@ def test_best_round_has_the_smallest_error_of_the_first_metric_or_of_the_chosen_
 
 @pytest.mark.slow
 def test_what_a_run_shows_has_its_metrics_and_nothing_of_classes(regression, segmentation):
-    assert [*regression.clients.columns][:6] == [
-        *("moment", "client", "train_size", "test_size", "trainings", "mse")
+    assert [*regression.clients.columns][:7] == [
+        *("moment", "client", "train_size", "test_size", "trainings", "steps", "mse")
     ]
     assert {path.name for path in regression.path.glob("*.csv")} == {"metrics.csv", "clients.csv"}
     for found in (regression, fl.load(segmentation.path)):
@@ -373,7 +373,7 @@ def error_by_hand(confusion):
     ("keys", "key"),
     [
         ({"metrics": None}, "evaluation.metrics"),
-        ({"metrics": MeanSquaredError()}, "metrics"),
+        ({"metrics": MeanSquaredError()}, "evaluation.metrics"),
         ({"metrics": {"mse": error_by_hand}}, "evaluation.metrics.mse"),
         ({"metrics": {"mse": MeanSquaredError(num_outputs=2)}}, "evaluation.metrics.mse"),
         ({"metrics": {"iou": IOU}}, "evaluation.metrics.iou"),
