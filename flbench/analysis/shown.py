@@ -223,7 +223,7 @@ def rare(analysis: Analysis, place: str) -> Iterator[Shown]:
     rare = rows[rows["rare"]].drop_duplicates("class").sort_values(["train_support", "class"])
     if rare.empty:
         return
-    known = {(m, name): one for (m, name), one in complete_scores(analysis, place).items()}
+    known = complete_scores(analysis, place)
     names = {row["class"]: short(str(row["name"])) for row in records(rare.head(MOST_RARE))}
     own = names if len(rare) > 1 else {}  # the means over a single class are its scores
     columns = {name: wide(words(name)) for name in RARE_METRICS}
@@ -254,8 +254,10 @@ def _by_method(
     place: str,
 ) -> Shown:
     """Return a table with a row for each method, of values by method and key of a column."""
-    rows = [{key: known.get((method, key)) for key in columns} for method in methods]
-    rows = [{"method": method, **row} for method, row in zip(methods, rows, strict=True)]
+    rows = [
+        {"method": method, **{key: known.get((method, key)) for key in columns}}
+        for method in methods
+    ]
     return Shown(title, {"method": Column("method"), **columns}, rows, about, place, fixed=1)
 
 

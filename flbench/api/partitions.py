@@ -201,8 +201,8 @@ class Partition:
         """Samples of each client by part.
 
         Columns: `client` int64, `name` str (natural clients with names only), `shift` str (if
-        samples are shifted), `train`,
-        `validation`, `test` int64, and `classes` int64, the classes that it trains on.
+        samples are shifted), `train`, `validation`, `test` int64, and `classes` int64, the classes
+        that it trains on.
         """
         import pandas as pd
 

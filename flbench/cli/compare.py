@@ -48,19 +48,11 @@ def _carry_out(
     asked: Mapping[str, Any],
     aliases: Mapping[str, str],
 ) -> None:
-    """Carry out a comparison, or resume one.
+    """Carry out a comparison, or resume one, and print its report.
 
-    Args:
-        command: Name of the command.
-        variants: Function from the design of what is given to the one that is carried out.
-        words: The words and options, by the names of `flbench.cli.app`, as for the others.
-        algo: See there.
-        data: See there.
-        resume: See there.
-        dry_run: See there.
-        as_json: See there.
-        asked: Arguments of `fl.compare` or `fl.ablate`.
-        aliases: Texts of the given short forms.
+    The words and options are those of `flbench.cli.app`; `asked` has the arguments of `fl.compare`
+    or `fl.ablate`, and `aliases` the texts of the given short forms. `variants` makes the design
+    that is carried out from the design of what is given.
 
     Raises:
         UserError: The comparison cannot be carried out or resumed.

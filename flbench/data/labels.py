@@ -254,10 +254,11 @@ def check_names(names: Sequence[str], path: Path | str) -> None:
 
 
 def notes_on_names(dataset: Dataset) -> tuple[str, ...]:
-    """Return notes on classes, clients and words of a column with names for one thing, perhaps.
+    """Return notes on two names that may mean the same class, client or word of a column.
 
-    They look the same, or differ by case alone; names of one letter may. There is at most one note
-    for the classes, one for the clients, and one for each column.
+    Such names look the same, or differ by case alone. Names of one letter that differ by case are
+    taken for different ones. There is at most one note for the classes, one for the clients, and
+    one for each column.
     """
     named = [(dataset.classes, "class", ""), (dataset.group_names, "client", "")]
     for column, words in zip(dataset.columns, dataset.words, strict=False):

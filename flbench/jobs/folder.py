@@ -16,8 +16,8 @@ from flbench.results.summary import training_failure
 FAILURES: Final = "failures.json"
 
 
-class CampaignFolder(LockedFolder):
-    """The folder of a campaign, such as a study or a comparison.
+class JobFolder(LockedFolder):
+    """The folder of a campaign, such as a study or a comparison, with a run folder for each job.
 
     `create` makes a new folder, `reopen` opens an existing one. Both lock it against other
     processes until `close`.
@@ -26,7 +26,7 @@ class CampaignFolder(LockedFolder):
         path: An existing folder.
 
     Attributes:
-        inside: Name of the folder within it that `create` makes.
+        inside: Name of the folder within it that has the run folders; `create` makes it.
         what: What the folder is, for messages.
     """
 
@@ -66,10 +66,6 @@ class CampaignFolder(LockedFolder):
             raise UserError(f"{path} does not exist. Name {cls.what}, which has a {cls.marker}.")
         if not (path / cls.marker).is_file():
             raise UserError(f"{path} is not {cls.what}: it has no {cls.marker}.")
-
-
-class JobFolder(CampaignFolder):
-    """The folder of a campaign whose jobs have run folders in the folder `inside`."""
 
     def run_folder(self, job: Job) -> Path:
         """Return the run folder of a job, which need not exist."""

@@ -129,11 +129,11 @@ def reported(
         for split, prefix in (("validation", "val"), ("test", "test"))
         for name, value in metrics_at(rows, number, deployment, rounds, split).items()
     }
-    loss = {row.metric: row.value for row in rows if row[:2] == (number, "train")}
+    loss = {row.metric: row.value for row in rows if row[:4] == (number, "train", "", "loss")}
     return {
         "round": number,
         **metrics,
-        **{name: value for name, value in loss.items() if name == "loss"},
+        **loss,
         **RunningSummary([row for row in rows if row.round <= number]).totals()["communication"],
         "train_seconds": seconds.get("train", 0.0),
         "evaluate_seconds": seconds.get("evaluate", 0.0),

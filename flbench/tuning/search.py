@@ -186,7 +186,7 @@ class TrialJob(Job):
 
 
 class TrialProgress(JobProgress):
-    """Progress of the trials of a study, as that of jobs."""
+    """Progress of the trials of a study; see `JobProgress`."""
 
     def __init__(self, folder: StudyFolder, prepared: PreparedStudy) -> None:
         request = prepared.request
