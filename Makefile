@@ -6,7 +6,8 @@ WORKERS := --numprocesses auto --dist worksteal
 # Python and pytest keep what they compiled, so that a second run starts sooner.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test uses contract test-all test-faults test-servers lint types unit docs clean
+.PHONY: demo quick test uses contract test-processes test-all test-faults test-servers lint types
+.PHONY: unit docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/flbench run --algo hfcd,fedavg,fedproto,local --config configs/demo.yaml
@@ -38,7 +39,12 @@ quick: $(VENV)/installed
 
 # The examples in the docstrings of public names are tests too.
 unit: $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) $(LATER) --ignore tests/uses --doctest-modules -m "not full and not docs" tests flbench
+	$(BIN)/pytest $(WORKERS) $(LATER) --ignore tests/uses --doctest-modules \
+		-m "not processes and not full and not docs" tests flbench
+
+# Clusters of Ray, their workers and nodes that are lost, and commands that are killed.
+test-processes: $(VENV)/installed
+	$(BIN)/pytest -n0 $(LATER) -m "processes and not full" tests
 
 # The contract of twelve methods that use all hooks, and of eight that the date draws
 # (FLBENCH_CONTRACT_SEED=20261129 draws those of a day again); with `ATEN_CPU_CAPABILITY=avx2` or

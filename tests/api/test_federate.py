@@ -319,6 +319,8 @@ def test_import_path_equals_class(tmp_path):
     assert not torch.equal(*heads)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_ray_trains_the_same(tmp_path, random_run):
     """Ray is started for the run, and has ended after it."""
     ray = pytest.importorskip("ray")

@@ -179,6 +179,7 @@ def test_cards_of_methods():
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_study_in_this_process(tmp_path, capfd):
     """Data, net and loss term are objects without an import path."""
     found, size = digits(), 0.5

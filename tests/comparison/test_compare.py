@@ -402,6 +402,7 @@ def without_times(path: Path, place: Path, read: Callable[[Path], Any]) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("jobs", "seeds", "read"),

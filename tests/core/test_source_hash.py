@@ -120,6 +120,13 @@ def test_packages_that_are_known_by_their_version_are_hashed_as_one_file():
     assert set(source_hash.files("torch.nn")) == {"torch.nn"}
 
 
+def test_flbench_is_known_by_its_version_in_a_folder_that_contains_it_too(folder):
+    text = "from flbench.inner import x\n"
+    written(folder, {"mine.py": text, "flbench/__init__.py": "", "flbench/inner.py": "x = 1\n"})
+
+    assert set(source_hash.files("mine")) == {"mine"}
+
+
 @pytest.mark.slow
 def test_versions_of_packages_are_those_of_the_modules_and_their_imports():
     import pydantic

@@ -23,7 +23,7 @@ from tests.engine.playing import played
 from tests.engine.test_vectorized import REDUCE, Count
 from tests.support import SMALL, Silent, build, config_of, run, summary_of_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 ray = pytest.importorskip("ray")
 from flbench.engine.ray import RayEngine  # noqa: E402  # it needs Ray

@@ -74,6 +74,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
 def test_trial_that_is_killed_and_restored_ends_as_a_run(cluster, alone, tmp_path):
     trainable = fl.tuning.trainable("fedprox", **SETTING, test=True)
@@ -101,6 +102,7 @@ def test_trial_that_is_killed_and_restored_ends_as_a_run(cluster, alone, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("key", "message"),

@@ -29,7 +29,7 @@ from flbench.tuning import prepare
 from flbench.tuning.study import StudyFolder
 from tests.support import SMALL
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
 
 QUICK = [item for item in SMALL if not item.startswith("engine.")]
 

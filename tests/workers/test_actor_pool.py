@@ -22,7 +22,7 @@ from tests.tuning.test_prepare import layers_of
 
 ray = pytest.importorskip("ray")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
 
 KEYS = (*NET, "engine.threads=1", "algorithm.name=fedavg")
 SMALLEST = {

@@ -36,7 +36,7 @@ from flbench.jobs.launchers import launcher, ray_actors  # noqa: E402
 from flbench.tuning import search, trial  # noqa: E402
 from flbench.workers.ray_resources import cluster  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
 
 DEVICES = 2
 CPU = EngineConfig(name="sequential", device="cpu", threads=1)

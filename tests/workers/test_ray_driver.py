@@ -17,7 +17,7 @@ from flbench.workers.ray_driver import RayDriver
 
 ray = pytest.importorskip("ray")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
 
 SECONDS = 10.0  # until everything has ended
 SCRIPT = """

@@ -142,6 +142,7 @@ def session_folder() -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 class TestLocalCluster:
     def test_workers_import_nothing_of_the_current_folder_but_what_the_user_names(self, seen):
         found, path, _, answer, is_executed = seen
