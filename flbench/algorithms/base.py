@@ -156,6 +156,8 @@ class Algorithm:
         by_client: Entries of the server's tree with axes of N clients, and these axes, such as
             `(("xi", (0, 1)),)` for a matrix [N, N]. A name that ends with a dot stands for all that
             begin with it. Clients that join after the training have entries of `init` there.
+        settles: Share of the rounds after which what the method adds has most of its effect, such
+            as a term whose weight grows; `flbench tune` stops no trial earlier.
         config: The section `algorithm` of the configuration, an instance of `Config`.
         setting: What the method may know of the experiment.
         rewrites: Functions (program, setting) -> program that the run applies to each program of
@@ -169,6 +171,7 @@ class Algorithm:
     communication: ClassVar[Communication]
     needs: ClassVar[tuple[Need, ...]] = ()
     by_client: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = ()
+    settles: ClassVar[float] = 0.0
 
     rewrites: tuple[Rewrite, ...] = ()
 

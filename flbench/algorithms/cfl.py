@@ -100,6 +100,7 @@ class Cfl(fl.Algorithm):
         "10.1109/TNNLS.2020.3015958",
     )
     communication = fl.Communication(down="w of the client's cluster", up="w", keeps="nothing")
+    settles = 0.5  # start_round: before it there is one cluster
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         """Return the server's tree with one cluster of all clients, and the clients' tree.

@@ -80,6 +80,7 @@ class Floco(fl.Algorithm):
         keeps="nothing",
     )
     needs = (fl.LINEAR_HEAD,)
+    settles = 0.5  # tau: clients are placed in the simplex
 
     @property
     def head(self) -> LinearHead:

@@ -118,6 +118,7 @@ class Hfcd(fl.Algorithm):
         up="D features, a count and an id per held class, a cosine per pair of held classes",
         keeps="all weights w (share=none), prototypes, counts, similarities",
     )
+    settles = 0.5  # beta has 62 % of its last value
 
     def personal(self) -> frozenset[str]:
         return super().personal() if self.config.share == "full" else self.setting.net.names("all")

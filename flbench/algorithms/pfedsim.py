@@ -58,6 +58,7 @@ class PFedSim(fl.Algorithm):
         "arXiv 2305.15706, 2023",
     )
     communication = fl.Communication(down="w, later the body", up="w", keeps="w, after the warm-up")
+    settles = 0.5  # rho: the warm-up is FedAvg
     needs = (fl.LINEAR_HEAD, fl.PAIRS)
 
     @property

@@ -36,9 +36,8 @@ class Extra:
 
     Attributes:
         heading: Title of the report.
-        answer: Sentences before those of the comparison.
+        answer: Sentences in place of those of the comparison, which its first chapter has.
         warnings: Warnings before those of the comparison.
-        facts: Names and values below them.
         chapters: Chapters before those of the comparison.
         tree: Further entries of report.json.
         frames: Further tables/NAME.csv by name.
@@ -47,7 +46,6 @@ class Extra:
     heading: str
     answer: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
     chapters: Sequence[Chapter] = ()
     tree: Mapping[str, Any] = field(default_factory=dict)
     frames: Mapping[str, "pd.DataFrame"] = field(default_factory=dict)
@@ -98,13 +96,12 @@ def _page(analysis: Analysis | None, extra: Extra | None) -> Page:
     whole = Page("", []) if analysis is None else page.page_of(analysis)
     if extra is None:
         return whole
-    return replace(
-        whole,
-        heading=one_line(extra.heading),
-        chapters=[*extra.chapters, *whole.chapters],
-        answer=[*extra.answer, *whole.answer],
-        warnings=[*extra.warnings, *whole.warnings],
-        facts=extra.facts,
+    first = [replace(one, parts=[*whole.answer, whole.about, *one.parts]) for one in whole.chapters]
+    return Page(
+        one_line(extra.heading),
+        [*extra.chapters, *first[:1], *whole.chapters[1:]],
+        extra.answer,
+        [*extra.warnings, *whole.warnings],
     )
 
 
@@ -162,7 +159,7 @@ def json_of(analysis: Analysis | None, extra: Extra | None = None) -> str:
     tree = {} if analysis is None else tree_of(analysis)
     if extra is not None:
         tree = {"flbench": __version__, **tree, **finite(extra.tree)}
-        tree["answer"] = [*extra.answer, *tree.get("answer", ())]
+        tree["answer"] = [*dict.fromkeys([*extra.answer, *tree.get("answer", ())])]
         tree["warnings"] = [*extra.warnings, *tree.get("warnings", ())]
     return json.dumps(tree, indent=1) + "\n"
 

@@ -129,13 +129,11 @@ def print_study(report: "StudyReport", path: Path) -> None:
         path: The study folder as users know it.
     """
     line(f"{report.heading} ({report.facts['budget']})\n")
-    for table in (*report.tables, report.table):
-        render.console(table)
     for sentence in report.answer:
-        line(sentence)
-    for method in report.study.methods:
-        if sentence := report.best(method):
-            line(sentence)
+        line(f"{sentence}\n")
+    own = [make(name) for name in report.study.methods for make in (report.parameters, report.gain)]
+    for table in (*filter(None, own), *report.tables, report.table):
+        render.console(table)
     notes(report.said)
     page = path / "report.html"
     line(str(page if page.is_file() else path))

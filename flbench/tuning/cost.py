@@ -30,7 +30,8 @@ def measure(prepared: PreparedStudy) -> Plan:
     jobs = [Job(name, name, "", "", 0, mine, {}) for name, mine in prepared.configs.items()]
     left = jobs * (trials + 2 * seeds)
     cost = estimate.measure(jobs, left, lambda job: prepared.federation, prepared.resources)
-    grace = grace_of(rounds, config.evaluation_period) if request.scheduler == "asha" else None
+    every, is_halved = config.evaluation_period, request.scheduler == "asha"
+    grace = {name: grace_of(name, rounds, every) for name in request.methods if is_halved}
     cells = [len(jobs) * seeds, 2 * len(jobs) * seeds]
     tree = {
         "methods": list(request.methods),
@@ -53,9 +54,10 @@ def measure(prepared: PreparedStudy) -> Plan:
             else ", and no cells: test parts are not evaluated."
         )
     ]
-    if grace is not None and grace < rounds:
+    if grace and min(grace.values()) < rounds:
+        first = ", ".join(f"{number} ({name})" for name, number in grace.items())
         said.append(
-            f"plan: ASHA may stop a trial from round {grace} on; default parameters are trained to"
+            f"plan: ASHA may stop a trial from round {first} on; default parameters are trained to"
             " the end. The cost is that without a stop."
         )
     said += cost.sentences()

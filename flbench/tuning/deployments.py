@@ -95,6 +95,12 @@ def metrics_at(
     return {row.metric: row.value for row in there if row.protocol == protocol}
 
 
+def by_round(rows: Sequence[Row], deployment: str, rounds: int) -> dict[int, dict[str, float]]:
+    """Return `metrics_at` of each evaluated round on validation parts, by the rounds in order."""
+    numbers = dict.fromkeys(row.round for row in rows if row.split == "validation")
+    return {number: metrics_at(rows, number, deployment, rounds) for number in numbers}
+
+
 def reported(
     rows: list[Row], seconds: Mapping[str, float], deployment: str, rounds: int
 ) -> dict[str, Any]:

@@ -1,12 +1,19 @@
-"""Which parameters of a method the score depends on: fANOVA over its finished trials."""
+"""Which parameters of a method the score depends on: fANOVA over all trials at one round."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
-from flbench.results.study_folder import Trial
+import numpy as np
+from numpy.typing import NDArray
+
+from flbench.results import metrics_file
+from flbench.results.study_folder import StoredStudy, Trial
+from flbench.tuning.deployments import by_round
 from flbench.tuning.search_space import Parameter
 
-ENOUGH = 8  # finished trials: a random forest that is fitted to fewer says little
+ENOUGH: Final = 8  # trials: a random forest that is fitted to fewer says little
+TREES: Final = 16  # a forest of 64 gives the same order, and takes four times as long
+PERMUTATIONS: Final = 39  # of the scores: the smallest p is 1 / 40
 
 
 class Importance(NamedTuple):
@@ -17,58 +24,107 @@ class Importance(NamedTuple):
             importance cannot be computed.
         why: A sentence that says why `shares` is empty, or which parameters are left out; "" if
             neither is the case.
+        p: The share of permutations of the scores, the scores themselves among them, in which the
+            parameter has as large a share.
+        chance: The share that the parameter exceeds in one of 20 permutations.
     """
 
     shares: Mapping[str, float]
     why: str = ""
+    p: Mapping[str, float] = {}
+    chance: Mapping[str, float] = {}
 
 
-def importance(parameters: Sequence[Parameter], trials: Sequence[Trial]) -> Importance:
-    """Compute the importance of a method's parameters by Optuna's fANOVA.
+def at_first_rung(study: StoredStudy, method: str) -> tuple[int, dict[int, float]]:
+    """Return the last round that all trials of a method have reached, and their scores after it.
+
+    It is the first rung of the scheduler if that has stopped a trial, else the last round. Trials
+    that run, have failed or have no score are left out.
+
+    Returns:
+        The number of rounds (0 without a trial), and the scores by the numbers of the trials.
+    """
+    header, scores = study.header, dict[int, dict[int, float]]()
+    for trial in study.trials_of(method):
+        if trial.state not in ("finished", "stopped") or trial.score is None:
+            continue
+        file = study.path / "trials" / method / f"{trial.index:03d}" / "metrics.csv"
+        rows = metrics_file.read(file) if file.is_file() else []
+        found = by_round(rows, header.deployment, trial.rounds).items()
+        known = {done: one[header.metric] for done, one in found if header.metric in one}
+        scores[trial.index] = known | {trial.round: trial.score}
+    number = min((max(known) for known in scores.values()), default=0)
+    return number, {k: known[number] for k, known in scores.items() if number in known}
+
+
+def importance(
+    parameters: Sequence[Parameter], trials: Sequence[Trial], scores: Mapping[int, float]
+) -> Importance:
+    """Compute the importance of a method's parameters by Optuna's fANOVA, and its uncertainty.
 
     Left out are fixed parameters, conditional parameters that some trials lack, and trials with a
-    value outside its range, such as a default of null.
+    value outside its range, such as a default of null. Parameters without an effect get shares too,
+    by chance; those of the permuted scores, in which no parameter has one, show how large.
 
     Source: Hutter, Hoos, Leyton-Brown, ICML 2014, as implemented in Optuna.
 
     Args:
         parameters: Parameters of the method's space.
-        trials: Trials of the method's search. Only finished trials with a score are used.
+        trials: Trials of the method's search.
+        scores: Scores after one round by the number of the trial; others are left out.
     """
     scored = [
         trial
         for trial in trials
-        if trial.state == "finished"
-        and trial.score is not None
+        if trial.index in scores
         and all(one.holds(trial.params[one.path]) for one in parameters if one.path in trial.params)
     ]
     if len(scored) < ENOUGH:
-        return Importance(
-            {}, f"Too few finished trials in the ranges: {len(scored)}, and {ENOUGH} are needed."
-        )
-    if len({trial.score for trial in scored}) < 2:
-        return Importance({}, "All finished trials have the same score.")
+        few = f"Too few trials with a score in the ranges: {len(scored)}, and {ENOUGH} are needed."
+        return Importance({}, few)
+    values = np.array([scores[trial.index] for trial in scored])
+    if len({*values}) < 2:
+        return Importance({}, "All trials have the same score.")
     columns = {p.path: [trial.params.get(p.path, ...) for trial in scored] for p in parameters}
     varied = {path for path, its in columns.items() if ... not in its and len(set(its)) > 1}
     varying = [parameter for parameter in parameters if parameter.path in varied]
     if not varying:
-        return Importance({}, "No parameter varies over all finished trials.")
+        return Importance({}, "No parameter varies over all trials.")
     try:
         import optuna
-        from optuna.importance import FanovaImportanceEvaluator, get_param_importances
-        from optuna.trial import FixedTrial, create_trial
     except ImportError:
         return Importance({}, "Optuna is not installed: pip install 'flbench[tune]'.")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize")
-    for trial in scored:
-        fixed = FixedTrial(dict(trial.params))
+    fixed = [optuna.trial.FixedTrial(dict(trial.params)) for trial in scored]
+    for one in fixed:
         for parameter in varying:
-            parameter.suggest(fixed)
-        study.add_trial(
-            create_trial(params=fixed.params, distributions=fixed.distributions, value=trial.score)
-        )
-    shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+            parameter.suggest(one)
+    rng = np.random.default_rng(0)
+    permuted = [_shares(fixed, rng.permutation(values)) for _ in range(PERMUTATIONS)]
+    shares = _shares(fixed, values)
+    by_chance = {path: sorted(one[path] for one in permuted) for path in shares}
     left = ", ".join(path for path in columns if path not in varied)
-    why = f"Left out: {left} (fixed, or not set in each trial)." if left else ""
-    return Importance(dict(sorted(shares.items(), key=lambda item: -item[1])), why)
+    return Importance(
+        shares,
+        f"Left out: {left} (fixed, or not set in each trial)." if left else "",
+        {
+            path: (1 + sum(other >= share for other in by_chance[path])) / (1 + PERMUTATIONS)
+            for path, share in shares.items()
+        },
+        {path: by_chance[path][int(0.95 * PERMUTATIONS)] for path in shares},
+    )
+
+
+def _shares(trials: Sequence[Any], values: NDArray[np.float64]) -> dict[str, float]:
+    """Return the importances of trials of Optuna with these scores, in descending order."""
+    from optuna import create_study
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+    from optuna.trial import create_trial
+
+    study = create_study(direction="maximize")
+    for one, value in zip(trials, values, strict=True):
+        study.add_trial(
+            create_trial(params=one.params, distributions=one.distributions, value=float(value))
+        )
+    found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(n_trees=TREES, seed=0))
+    return {path: float(found[path]) for path in sorted(found, key=lambda one: -found[one])}

@@ -1,26 +1,28 @@
 """The report of a study: its search, before the comparison of its methods."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
 
-from flbench.analysis import answer
+from flbench.analysis import answer, statistics
 from flbench.analysis import report as comparison_report
 from flbench.analysis.report import Extra
-from flbench.analysis.shown import TABLES
+from flbench.analysis.shown import TABLES, signed
 from flbench.analysis.tables import Analysis
 from flbench.reports import render
 from flbench.reports.shown import Chapter, Column, Drawn, Part, Shown, score, tenth, whole
-from flbench.results.study_folder import DIGITS, PERSONAL, STATES, StoredStudy, best_trial
+from flbench.results.study_folder import DIGITS, PERSONAL, STATES, StoredStudy, Trial, best_trial
 from flbench.tuning import study_figures
 from flbench.tuning.deployments import of_deployment
-from flbench.tuning.importance import Importance, importance
+from flbench.tuning.importance import Importance, at_first_rung, importance
 from flbench.tuning.search_space import Parameter, parse, shown
+from flbench.tuning.study import OTHER_METRIC
 
 GAINS: Final = {
     "better": "tuning helped {}",
@@ -35,6 +37,8 @@ BUDGET: Final = (
     " default hyper-parameters. Trials are scored on validation parts only, after the last round,"
     " and the best finished trial wins; the validation loss decides between equal scores."
 )
+GAINED: Final = ("accuracy", "macro_f1", "rare_recall")
+"""Test metrics of the table of gains, besides the one that ranks."""
 OPPOSITE: Final = {"better": "worse", "worse": "better"}
 TRIALS: Final = {
     "method": "str",
@@ -75,17 +79,16 @@ class StudyReport:
     def extra(self) -> Extra:
         """What the report has besides the comparison."""
         methods = [Chapter(name, [*self._parts(name)]) for name in self.study.methods]
-        search: list[Part] = [BUDGET, self.table, self._progress()]
+        search: list[Part] = [BUDGET, self.facts, self.table, self._progress()]
         if self.failures:
             search.append(Chapter("Trials that failed or have no score", [self.failures]))
         tree = asdict(self.study.header) | {"notes": self.notes, "failures": self.failures}
         tree["methods"] = {method: self._found(method) for method in self.study.methods}
         return Extra(
             self.heading,
-            self.gains,
+            self.answer,
             self.notes,
-            self.facts,
-            [Chapter("Search", search), *methods],
+            [*methods, Chapter("Search", search)],
             {"search": tree},
             {"trials": self.trials},
         )
@@ -97,16 +100,17 @@ class StudyReport:
             return []
         comparison, pairs = self.analysis.comparison, self.analysis.pairs
         said: dict[str, list[str]] = {text: [] for text in GAINS.values()}
-        rows = pairs[pairs["metric"] == comparison.metric]
-        for first, second, verdict in rows[["first", "second", "verdict"]].itertuples(index=False):
-            method = min(first, second)
-            if max(first, second) == f"{method} tuned":  # the verdict is about the first one
-                found = OPPOSITE.get(verdict, verdict) if first == method else verdict
-                said[GAINS[found]].append(method)
+        for row in pairs[pairs["metric"] == comparison.metric].to_dict("records"):
+            method, verdict = min(row["first"], row["second"]), row["verdict"]
+            if max(row["first"], row["second"]) != f"{method} tuned":
+                continue
+            found = (row["difference"], row["low"], row["high"])
+            if row["first"] == method:  # the verdict is about the first one
+                verdict = OPPOSITE.get(verdict, verdict)
+                found = (-row["difference"], -row["high"], -row["low"])
+            said[GAINS[verdict]].append(f"{method} (test {self.metric} {signed(found)})")
         won = {name: self.study.winner(name) for name in self.study.methods}
         kept = [name for name, one in won.items() if one is not None and one.index == 0]
-        if len(won) == 1:  # the answer of the comparison says it
-            said = {}
         said["no trial was better than the default parameters of {}"] = kept
         parts = [text.format(answer.listing(names)) for text, names in said.items() if names]
         population = comparison.sampling_at(comparison.places[0]).population
@@ -115,8 +119,9 @@ class StudyReport:
 
     @property
     def answer(self) -> list[str]:
-        """What tuning changed for each method, and which method is best, in sentences."""
-        return [*self.gains, *(self.analysis.answer if self.analysis else ())]
+        """What tuning changed for each method, and which one of several is best, in sentences."""
+        has_several = len(self.study.methods) > 1
+        return [*self.gains, *(self.analysis.answer if self.analysis and has_several else ())]
 
     @cached_property
     def axes(self) -> Mapping[str, list[Parameter]]:
@@ -131,9 +136,14 @@ class StudyReport:
     def importances(self) -> Mapping[str, Importance]:
         """Importance of the parameters for the score, by method."""
         return {
-            method: importance(self.axes[method], self.study.trials_of(method))
-            for method in self.study.methods
+            method: importance(self.axes[method], self.study.trials_of(method), scores)
+            for method, (_, scores) in self.rungs.items()
         }
+
+    @cached_property
+    def rungs(self) -> Mapping[str, tuple[int, Mapping[int, float]]]:
+        """The scores of all trials at one round, by method; see `importance.at_first_rung`."""
+        return {method: at_first_rung(self.study, method) for method in self.study.methods}
 
     @property
     def heading(self) -> str:
@@ -181,35 +191,44 @@ class StudyReport:
             )
         if not study.header.seeds:
             notes.append("No repetitions (`seeds=0`): test parts were not evaluated.")
-        for method in study.methods:
-            notes += self._undecided(method)
         return [*notes, self.why_not] if self.why_not else notes
 
-    def _undecided(self, method: str) -> list[str]:
-        """Return a note if scores do not tell trials apart."""
+    def undecided(self, method: str) -> list[str]:
+        """Return a sentence if scores do not tell trials of a method apart."""
         header, trials = self.study.header, self.study.trials_of(method)
         scores = [round(trial.score, DIGITS) for trial in trials if trial.score is not None]
         won = self.study.winner(method)
         if won is None or won.score is None or len(scores) == 1:
             return []
-        decides = "the validation loss decides between equal scores."
+        decides = "the validation loss decides between equal scores"
         if len(set(scores)) == 1:
             return [
                 f"{method}: the validation {self.metric} is {won.score:.4f} in each of"
-                f" {len(scores)} trials; {decides} Search by another metric (--metric), or with"
-                " more rounds (--rounds) or validation samples (partition.split)."
+                f" {len(scores)} trials; {decides}. {OTHER_METRIC}"
             ]
         sample = 1 / header.validation if header.validation else 0.0
-        done = [t.score for t in trials if t.state == "finished" and t.score is not None]
-        near = sum(round(won.score - score - sample, DIGITS) <= 0 for score in done)
-        within = f"within about one validation sample ({sample:.4f}) of the best {self.metric}"
-        return [f"{method}: {near} trials {within}; {decides}"] if near > 1 else []
+        if (near := len(self._near(method, sample))) < 2:
+            return []
+        within = f"within one validation sample ({sample:.4f}) of the best {self.metric}"
+        return [f"{method}: {near} trials {within}; {decides}."]
+
+    def _near(self, method: str, distance: float) -> list[Trial]:
+        """Return the finished trials of a method with at most this distance to the best score."""
+        best = max((won.score or 0.0 for won in [self.study.winner(method)] if won), default=0.0)
+        return [
+            trial
+            for trial in self.study.trials_of(method)
+            if trial.state == "finished"
+            and trial.score is not None
+            and round(best - trial.score - distance, DIGITS) <= 0
+        ]
 
     @property
     def said(self) -> list[str]:
         """All notes on the study: on its search, on trials that failed, and on its comparison."""
         warnings = self.analysis.comparison.warnings if self.analysis else ()
-        return [*self.notes, *self.failures, *warnings]
+        undecided = [one for name in self.study.methods for one in self.undecided(name)]
+        return [*undecided, *self.notes, *self.failures, *warnings]
 
     @property
     def tables(self) -> list[Shown]:
@@ -300,18 +319,98 @@ class StudyReport:
         if won is None:
             return None
         defaults, edges = self.study.header.methods[method].defaults, self._edges(method)
+        found, flat = self.importances[method], self.flat(method)
         rows = [
             (
                 axis.path,
                 axis.values,
                 shown(defaults[axis.path]) if axis.path in defaults else "-",
                 shown(won.params[axis.path]) if axis.path in won.params else "not set",
+                flat.get(axis.path, ""),
+                f"{found.shares[axis.path]:.2f} (p = {found.p[axis.path]:.2f})"
+                if axis.path in found.shares
+                else "",
                 edges.get(axis.path, ""),
             )
             for axis in self.axes[method]
         ]
-        headings = ("parameter", "space", "default", "best", "")
-        return render.plain(f"{method}: trial {won.index} won", headings, rows)
+        headings = ("parameter", "space", "default", "best", "flat", "importance", "")
+        near = len(self._near(method, self.error(method)))
+        about = (
+            f"Flat: the values of the {near} finished trials within a standard error"
+            f" ({self.error(method):.4f}) of the best validation {self.metric}."
+        )
+        return replace(
+            render.plain(f"{method}: trial {won.index} won", headings, rows),
+            about=about if flat else "",
+        )
+
+    def error(self, method: str) -> float:
+        """Return the standard error of the best score, as that of a share of its samples.
+
+        It is the share of one sample at least; 0 if their number is not known.
+        """
+        won, n = self.study.winner(method), self.study.header.validation
+        if won is None or won.score is None or not n:
+            return 0.0
+        share = min(1.0, max(0.0, won.score))
+        return max(1 / n, math.sqrt(share * (1 - share) / n))
+
+    def flat(self, method: str) -> dict[str, str]:
+        """Return the values of each parameter with which trials are about as good as the best.
+
+        Nothing is returned if there is no other such trial; see `error`.
+        """
+        near, found = self._near(method, self.error(method)), dict[str, str]()
+        for axis in self.axes[method] if len(near) > 1 else ():
+            values = [one.params[axis.path] for one in near if axis.path in one.params]
+            if axis.fixed or not values or None in values:
+                continue
+            if axis.choices:
+                found[axis.path] = ", ".join(dict.fromkeys(map(shown, values)))
+            else:
+                ends = dict.fromkeys(f"{end:.3g}" for end in (min(values), max(values)))
+                found[axis.path] = " to ".join(ends)
+        return found
+
+    def gain(self, method: str) -> Shown | None:
+        """Return what tuning changed in several test metrics; None without both comparisons."""
+        if self.analysis is None:
+            return None
+        comparison, tuned = self.analysis.comparison, f"{method} tuned"
+        rows: list[dict[str, Any]] = []
+        for metric in dict.fromkeys((comparison.metric, *GAINED)):
+            values = pd.DataFrame(
+                {
+                    label: {
+                        one.repetition: one.score(metric)
+                        for one in comparison.entries
+                        if one.method == label
+                    }
+                    for label in (method, tuned)
+                }
+            ).dropna()
+            overlap = comparison.sampling_at(comparison.places[0]).overlap
+            for row in statistics.differences(values, [(tuned, method)], overlap=overlap).to_dict(
+                "records"
+            ):
+                means = {"default": values[method].mean(), "tuned": values[tuned].mean()}
+                gap = (row["difference"], row["low"], row["high"])
+                rows.append({"metric": answer.words(metric), **means, "gain": gap, "n": row["n"]})
+        if not rows:
+            return None
+        return Shown(
+            f"{method}: gain of the best parameters",
+            {
+                "metric": Column("test metric"),
+                "default": Column("default", score),
+                "tuned": Column("tuned", score),
+                "gain": Column("gain (95 % interval)", signed),
+                "n": Column("runs", whole),
+            },
+            rows,
+            "Means over paired repetitions. Each interval is for its metric alone.",
+        )
 
     def best(self, method: str) -> str:
         """Return a method's best hyper-parameters as one line, with warnings; "" without any."""
@@ -351,6 +450,10 @@ class StudyReport:
             "winner": best,
             "at_the_edge": self._edges(method),
             "importance": self.importances[method].shares,
+            "importance_p": self.importances[method].p,
+            "importance_round": self.rungs[method][0],
+            "flat": self.flat(method),
+            "tied": len(self._near(method, 1 / (self.study.header.validation or math.inf))),
             "importance_note": self.importances[method].why,
         }
 
@@ -365,27 +468,34 @@ class StudyReport:
         )
 
     def _parts(self, method: str) -> Iterator[Part]:
-        """Yield the best parameters of a method, and the pictures of its search."""
-        yield self.parameters(method) or "No trial has finished with a score yet."
-        if not self.is_drawable(method):
-            return
+        """Yield the pictures of a method's search, its best parameters and what they gain."""
         axes, trials = self.axes[method], self.study.trials_of(method)
-        yield Drawn(
-            f"{method}-parallel",
-            "All trials",
-            f"Each line is a trial, coloured by its validation {self.metric}. The best trial is"
-            " bold; trials that did not finish are dashed.",
-            study_figures.parallel(axes, trials, self.metric),
-            is_map=True,
-        )
-        found = self.importances[method]
+        if is_drawable := self.is_drawable(method):
+            yield Drawn(
+                f"{method}-parallel",
+                "All trials",
+                f"Each line is a trial, coloured by its validation {self.metric}. The best trial is"
+                " bold; trials that did not finish are dashed.",
+                study_figures.parallel(axes, trials, self.metric),
+                is_map=True,
+            )
+        yield self.parameters(method) or "No trial has finished with a score yet."
+        yield from self.undecided(method)
+        if (gain := self.gain(method)) is not None:
+            yield gain
+        if not is_drawable:
+            return
+        found, (number, scores) = self.importances[method], self.rungs[method]
         if found.shares:
             yield Drawn(
                 f"{method}-importance",
                 "Importance of the parameters",
-                "fANOVA over the finished trials: share of the score's variance that each parameter"
-                f" explains alone, normalized to a sum of 1. {found.why}".strip(),
-                study_figures.shares(found.shares),
+                f"fANOVA over the scores of {len(scores)} trials after round {number}, the last one"
+                " that all have reached: share of the score's variance that each parameter explains"
+                " alone, normalized to a sum of 1. A parameter without an effect gets a share by"
+                " chance: the line is the share that it exceeds in one of 20 permutations of the"
+                f" scores, and p the share of permutations with as much. {found.why}".strip(),
+                study_figures.shares(found),
             )
         else:
             yield f"Importance of the parameters: {found.why}"

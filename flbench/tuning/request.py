@@ -136,14 +136,21 @@ def check_metric(metric: str, evaluation: EvaluationConfig) -> None:
         )
 
 
-def grace_of(rounds: int, every: int) -> int:
-    """Return the rounds before successive halving may stop a trial.
+def grace_of(method: str, rounds: int, every: int) -> int:
+    """Return the rounds before successive halving may stop a trial, up to an evaluation.
+
+    They are a third of all rounds, or more where `Algorithm.settles` says that the method needs it.
 
     Args:
+        method: Name of the method.
         rounds: Number of rounds of a complete trial.
         every: Number of rounds between two evaluations.
+
+    >>> grace_of("fedavg", 30, 2), grace_of("hfcd", 30, 2)
+    (10, 16)
     """
-    return every * -(-rounds // (FACTOR * every))
+    share = max(1 / FACTOR, ALGORITHMS.find(method).settles)
+    return every * math.ceil(share * rounds / every - 1e-9)
 
 
 def with_defaults(layers: list[Layer]) -> list[Layer]:

@@ -29,12 +29,22 @@ from flbench.core.wording import listed
 from flbench.jobs.job import Job, Outcome
 from flbench.jobs.progress import JobProgress
 from flbench.results import metrics_file
-from flbench.tuning.deployments import metrics_at, of_deployment
+from flbench.results.study_folder import DIGITS
+from flbench.tuning.deployments import by_round, of_deployment
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.proposals import Proposals
 from flbench.tuning.ray_tune import Reservations, bundles, quiet, reason_of
 from flbench.tuning.request import FACTOR, grace_of
-from flbench.tuning.study import BEGUN, ENDS, Record, StudyFolder, TrialFolder, now, winner
+from flbench.tuning.study import (
+    BEGUN,
+    ENDS,
+    OTHER_METRIC,
+    Record,
+    StudyFolder,
+    TrialFolder,
+    now,
+    winner,
+)
 from flbench.tuning.trial import WORST, Base, of_study
 from flbench.workers import ray_session
 from flbench.workers.actor_pool import (
@@ -57,6 +67,7 @@ LOOK: Final = 4.0
 HOLD: Final = 10.0
 """Seconds that Ray has to find other nodes for what it had reserved on one that is lost."""
 NAMED: Final = 3  # trials that a sentence names
+ALIKE: Final = 4  # trials with equal scores at the first rung, of which the user is told
 
 
 def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
@@ -197,10 +208,26 @@ class TrialProgress(JobProgress):
             for index in range(request.trials)
         }
         super().__init__([*self._trials.values()], folder, prepared.resources.kind)
+        self._scores: dict[str, dict[int, float]] = {name: {} for name in prepared.configs}
 
     def begin_trial(self, trial: TrialFolder) -> None:
         """Note that a trial is being trained."""
         self.begin(self._trials[trial.method, trial.index])
+
+    def evaluated(self, trial: TrialFolder, done: int, score: float) -> None:
+        """Say once that the metric tells none of a method's first trials apart."""
+        method, scores = trial.method, self._scores[trial.method]
+        config = self._trials[method, trial.index].config
+        rounds = config.train.rounds
+        first = min(rounds, grace_of(method, rounds, config.evaluation_period))
+        if done != first or trial.index in scores:
+            return
+        scores[trial.index] = round(score, DIGITS)
+        if len(scores) == ALIKE and len({*scores.values()}) == 1:
+            self.note(
+                f"{method}: the validation {self._metric} is {score:.4f} in each of the first"
+                f" {ALIKE} trials after {done} rounds. {OTHER_METRIC}"
+            )
 
     def end_trial(self, record: Record) -> None:
         """Note that a trial has ended, and print a line about it."""
@@ -219,9 +246,9 @@ def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) 
     sha256, storage = digest(samples), folder.path / "search"
     request, config, scheduler = prepared.request, prepared.config, None
     if request.scheduler == "asha":
-        grace = grace_of(config.train.rounds, config.evaluation_period)
-        seen = seen_in(folder, prepared)
-        scheduler = Halving(prepared.spaces, rounds=config.train.rounds, grace=grace, seen=seen)
+        seen, rounds = seen_in(folder, prepared), config.train.rounds
+        grace = {name: grace_of(name, rounds, config.evaluation_period) for name in prepared.spaces}
+        scheduler = Halving(grace, rounds=rounds, seen=seen)
     search = Search(
         folder,
         prepared.proposals(),
@@ -435,8 +462,7 @@ def seen_in(folder: StudyFolder, prepared: PreparedStudy) -> Iterator[Seen]:
     for record in folder.records():
         file = folder.trial(record).path / "metrics.csv"
         rows = metrics_file.read(file) if file.is_file() else []
-        for number in dict.fromkeys(row.round for row in rows if row.split == "validation"):
-            found = metrics_at(rows, number, request.deployment, rounds)
+        for number, found in by_round(rows, request.deployment, rounds).items():
             yield record["method"], record["index"], number, found.get(request.metric, WORST)
 
 
@@ -444,22 +470,18 @@ class Halving(FIFOScheduler):  # type: ignore[misc]
     """Ray's asynchronous successive halving (ASHA), separately for each method.
 
     If methods shared one instance, trials of one method would be stopped because another method is
-    better. The default trial always runs to the end. Trials may be stopped from a third of the
-    rounds on, rounded up to an evaluation: terms of methods need some rounds to take effect.
+    better. The default trial always runs to the end.
 
     Args:
-        methods: Names of the methods.
+        grace: Number of rounds before a trial can be stopped, by method; see `grace_of`.
         rounds: Number of rounds of a complete trial.
-        grace: Number of rounds before a trial can be stopped.
         seen: Evaluations of trials before the study was resumed, in their order.
 
     Attributes:
         stopped: Method and number of the trials that are stopped early.
     """
 
-    def __init__(
-        self, methods: Iterable[str], *, rounds: int, grace: int, seen: Iterable[Seen] = ()
-    ) -> None:
+    def __init__(self, grace: Mapping[str, int], *, rounds: int, seen: Iterable[Seen] = ()) -> None:
         super().__init__()
         self._rounds = rounds
         self._by_method = {
@@ -467,11 +489,11 @@ class Halving(FIFOScheduler):  # type: ignore[misc]
                 time_attr="round",
                 metric="score",
                 mode="max",
-                max_t=max(rounds, grace),
-                grace_period=grace,
+                max_t=max(rounds, first),
+                grace_period=first,
                 reduction_factor=FACTOR,
             )
-            for method in methods
+            for method, first in grace.items()
         }
         self._known: set[tuple[str, int]] = set()
         # The driver may have died after a score was written and before its trial was stopped.
@@ -591,6 +613,13 @@ class Events(tune.Callback):  # type: ignore[misc]
                 f" checkpoints on the nodes that are left{less}; the results are the same."
             )
             raise StudyStopped
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Look whether the scores of the trials differ."""
+        folder = self._search.trials[trial.trial_id]
+        self._progress.evaluated(folder, result["round"], result["score"])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Count another attempt of a trial whose worker failed, and print a note."""

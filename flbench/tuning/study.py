@@ -19,6 +19,11 @@ ENDS: Final = ("finished", "stopped", "diverged", "failed")
 BEGUN: Final[Record] = {"state": "running", "reason": None, "ended": None, "lost": False}
 """Entries of a trial that begins, or goes on. `lost` is true of one that has failed because its
 worker did, for the last time: a resumed study may train it again."""
+OTHER_METRIC: Final = (
+    "Search by another metric (--metric), or with more rounds (--rounds) or validation samples"
+    " (partition.split)."
+)
+"""What helps where a metric tells no two trials apart."""
 NEW: Final[Record] = {"round": 0, "score": None, "loss": None, "seconds": {}, "attempts": 1}
 
 

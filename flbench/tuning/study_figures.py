@@ -16,6 +16,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from flbench.reports.picture import Picture, in_legend, literal
 from flbench.reports.run import line_style
 from flbench.results.study_folder import Trial, best_trial
+from flbench.tuning.importance import Importance
 from flbench.tuning.search_space import Parameter, shown
 
 UNSET = -0.14  # position on an axis of a trial that lacks the parameter
@@ -129,18 +130,17 @@ def scatter(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) -> 
 
 
 @literal
-def shares(found: Mapping[str, float]) -> Figure:
-    """Draw a bar for the importance of each parameter.
-
-    Args:
-        found: Shares of the explained variance by configuration key, in descending order.
-    """
-    names = list(found)[::-1]
+def shares(found: Importance) -> Figure:
+    """Draw a bar for the importance of each parameter, and a line where chance seldom reaches."""
+    names = list(found.shares)[::-1]
     figure = Picture(figsize=(6.5, 0.55 + 0.3 * len(names)), layout="constrained")
     plot = figure.add_subplot()
-    bars = plot.barh(names, [found[name] for name in names], color=BLUE, height=0.65)
-    plot.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
-    plot.set_xlim(0, 1.08)
+    bars = plot.barh(names, [found.shares[name] for name in names], color=BLUE, height=0.65)
+    said = [f"{found.shares[name]:.2f} (p = {found.p[name]:.2f})" for name in names]
+    plot.bar_label(bars, said, padding=3, fontsize=8)
+    for k, name in enumerate(names):
+        plot.plot([found.chance[name]] * 2, [k - 0.42, k + 0.42], color=RED, linewidth=1.6)
+    plot.set_xlim(0, 1.2)
     _plain(plot, 8)
     plot.set_xlabel("share of the explained variance of the score", fontsize=8)
     return figure

@@ -65,6 +65,14 @@ def trial(
     return tree
 
 
+def evaluated(path: Path, method: str, index: int, scores: Mapping[int, float]) -> None:
+    """Write the validation accuracy of a trial by round."""
+    rows = [Row(done, "validation", "personal", "accuracy", v) for done, v in scores.items()]
+    folder = path / "trials" / method / f"{index:03d}"
+    text = metrics_file.header_line() + metrics_file.to_text(rows)
+    (folder / "metrics.csv").write_text(text)
+
+
 def cell(
     path: Path,
     run: Path,

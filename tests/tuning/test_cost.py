@@ -19,5 +19,5 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, monkeypatch):
     # Four trials and two cells with default and with tuned parameters of each method.
     assert seconds["total"] == pytest.approx(8 * sum(seconds["trial"].values()))
     assert plan["memory"]["total"] == plan["memory"]["trial"] > 10**7
-    assert plan["asha_stops_from_round"] == 2
+    assert plan["asha_stops_from_round"] == {"local": 2, "fedavg": 2}
     assert not list(tmp_path.iterdir())

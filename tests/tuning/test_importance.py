@@ -3,10 +3,10 @@ import random
 import pytest
 
 from flbench.results import study_folder
-from flbench.tuning.importance import ENOUGH, importance
+from flbench.tuning.importance import ENOUGH, at_first_rung, importance
 from flbench.tuning.search_space import parse
 from tests.installed import needs
-from tests.tuning.studies import DEFAULTS, SPACE, begin, trial
+from tests.tuning.studies import DEFAULTS, SPACE, begin, evaluated, trial
 
 pytestmark = needs("optuna")
 
@@ -19,7 +19,7 @@ def found(path, params, score, trials=24, space=SPACE):
         trial(study, "hfcd", k, score(chosen), params=chosen)
     lines = study_folder.read(study).trials
     axes = parse({"method": "hfcd", "space": space}, {}, "test").parameters
-    return importance([*axes.values()], lines)
+    return importance([*axes.values()], lines, {one.index: one.score for one in lines})
 
 
 def drawn(k):
@@ -33,12 +33,40 @@ def drawn(k):
 
 
 def test_parameter_that_makes_the_score_comes_first(tmp_path):
-    shares = found(tmp_path, drawn, lambda params: params["algorithm.groups"] / 8).shares
+    shares, _, p, chance = found(tmp_path, drawn, lambda params: params["algorithm.groups"] / 8)
 
     assert next(iter(shares)) == "algorithm.groups"
     assert shares["algorithm.groups"] > 0.5
     assert sum(shares.values()) == pytest.approx(1)
     assert set(shares) == set(SPACE)
+    assert p["algorithm.groups"] == 1 / 40  # no permutation comes near
+    assert chance["algorithm.groups"] < shares["algorithm.groups"]
+
+
+@pytest.mark.slow
+def test_p_is_seldom_small_for_scores_without_an_effect(tmp_path):
+    """Of 4 parameters in 3 studies with random scores, about one in 20 has p <= 0.05."""
+    low = 0
+    for seed in range(3):
+        scores = iter(random.Random(100 + seed).sample(range(1000), 24))
+        p = found(tmp_path / str(seed), drawn, lambda _, left=scores: next(left) / 1000).p
+        low += sum(value <= 0.05 for value in p.values())
+
+    assert low <= 3  # more have a probability of 0.002
+
+
+def test_scores_are_those_of_the_last_round_that_all_trials_have_reached(tmp_path):
+    study = begin(tmp_path / "study", "hfcd", trials=4, rounds=6)
+    for k, (done, state) in enumerate(
+        ((6, "finished"), (2, "stopped"), (6, "finished"), (1, "failed"))
+    ):
+        trial(study, "hfcd", k, 0.9, state=state, round=done, rounds=6)
+        evaluated(study, "hfcd", k, {n: 0.1 * k + n / 100 for n in range(1, done + 1)})
+
+    number, scores = at_first_rung(study_folder.read(study), "hfcd")
+
+    assert number == 2
+    assert scores == {0: pytest.approx(0.02), 1: 0.9, 2: pytest.approx(0.22)}
 
 
 def test_few_trials_give_no_importance(tmp_path):

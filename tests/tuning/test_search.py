@@ -314,7 +314,7 @@ def results_of(names, seed=0, rounds=9):
 
 
 def test_halving_stops_what_a_slow_reference_stops():
-    scheduler, results = Halving(["a"], rounds=9, grace=1), results_of(trials_of("a"))
+    scheduler, results = Halving({"a": 1}, rounds=9), results_of(trials_of("a"))
 
     stopped = set()
     for one, done, score in results:
@@ -327,11 +327,15 @@ def test_halving_stops_what_a_slow_reference_stops():
 
 
 @pytest.mark.parametrize(
-    ("rounds", "every", "rungs"),
-    [(12, 1, (4,)), (12, 5, (5,)), (10, 1, (4,)), (15, 1, (5,)), (27, 2, (10,)), (2, 2, ())],
+    ("method", "rounds", "every", "rungs"),
+    [
+        *(("fedavg", 12, 1, (4,)), ("fedavg", 12, 5, (5,)), ("fedavg", 10, 1, (4,))),
+        *(("fedavg", 15, 1, (5,)), ("fedavg", 27, 2, (10,)), ("fedavg", 2, 2, ())),
+        *(("hfcd", 12, 1, (6,)), ("hfcd", 15, 2, (8,))),  # beta has grown at half of the rounds
+    ],
 )
-def test_first_rung_is_at_a_third_of_the_rounds(rounds, every, rungs):
-    scheduler = Halving(["a"], rounds=rounds, grace=grace_of(rounds, every))
+def test_first_rung_is_at_a_third_of_the_rounds_or_later(method, rounds, every, rungs):
+    scheduler = Halving({"a": grace_of(method, rounds, every)}, rounds=rounds)
     evaluated = [*range(every, rounds, every), rounds]
 
     reached = {}
@@ -348,7 +352,7 @@ def test_first_rung_is_at_a_third_of_the_rounds(rounds, every, rungs):
 
 
 def test_methods_do_not_stop_each_other():
-    scheduler = Halving("ab", rounds=9, grace=1)
+    scheduler = Halving({"a": 1, "b": 1}, rounds=9)
 
     for k in range(4):
         report(scheduler, ("a", k), 1, 0.9)
@@ -357,7 +361,7 @@ def test_methods_do_not_stop_each_other():
 
 
 def test_default_parameters_run_to_the_end():
-    scheduler = Halving(["a"], rounds=9, grace=1)
+    scheduler = Halving({"a": 1}, rounds=9)
     for k in range(1, 9):
         report(scheduler, ("a", k), 1, 0.9)
 
@@ -379,11 +383,11 @@ def test_resumed_halving_decides_as_a_straight_one():
         return decisions
 
     stopped = set()
-    straight = Halving(["a"], rounds=9, grace=1)
+    straight = Halving({"a": 1}, rounds=9)
     before = run(straight, results[:half], stopped)
     after = run(straight, results[half:], set(stopped))
     seen = [(*one, done, score) for one, done, score in results[:half] if (one, done) in before]
-    resumed = Halving(["a"], rounds=9, grace=1, seen=seen)
+    resumed = Halving({"a": 1}, rounds=9, seen=seen)
 
     assert run(resumed, results[half:], set(stopped)) == after
 
@@ -391,7 +395,7 @@ def test_resumed_halving_decides_as_a_straight_one():
 def test_trial_whose_driver_died_before_it_could_stop_it_is_stopped():
     seen = [("a", k, 1, 0.9) for k in range(1, 9)] + [("a", 9, 1, 0.1)]
 
-    resumed = Halving(["a"], rounds=9, grace=1, seen=seen)
+    resumed = Halving({"a": 1}, rounds=9, seen=seen)
 
     assert report(resumed, ("a", 9), 2, 0.1) == "STOP"
     assert report(resumed, ("a", 8), 2, 0.9) == "CONTINUE"
@@ -422,6 +426,24 @@ def test_progress_names_trials_and_counts_a_stopped_one_as_done(tmp_path, capsys
     [title, *lines] = [progress.table().title, *progress.table().columns[3].cells]
     assert title.startswith("2 of 4 trials")
     assert list(lines) == ["", "trial 0: 5/10"]
+
+
+@pytest.mark.parametrize(("scores", "count"), [((0.0, 0.0, 0.0, 0.0, 0.0), 1), ((0, 0.1, 0, 0), 0)])
+def test_metric_that_tells_no_trials_apart_is_said_once_during_the_search(
+    tmp_path, capsys, scores, count
+):
+    config = SimpleNamespace(train=SimpleNamespace(rounds=9), evaluation_period=1)
+    prepared = SimpleNamespace(
+        request=SimpleNamespace(metric="rare_recall", deployment="personal", trials=5),
+        configs={"fedavg": config},
+        resources=SimpleNamespace(kind="trial"),
+    )
+    progress = TrialProgress(StudyFolder(tmp_path), prepared)
+    for index, score in enumerate(scores):
+        for done in (1, 3, 3, 9):  # the first rung is at 3; a trial may report it again
+            progress.evaluated(TrialFolder(tmp_path, "fedavg", index), done, score)
+
+    assert capsys.readouterr().err.count("--metric") == count
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from flbench.api import studies
 from flbench.cli.app import main
 from flbench.tuning.study import winner
 from tests.support import pictures_in_pages
-from tests.tuning.studies import DEFAULTS, begin, cell, trial, write
+from tests.tuning.studies import DEFAULTS, begin, cell, evaluated, trial, write
 
 pytestmark = pytest.mark.slow  # they write reports with pictures
 
@@ -27,6 +27,7 @@ def written(tmp_path_factory, finished_run):
         for k in range(9):
             params = DEFAULTS | {"algorithm.tau": 0.01 * 2**k, "algorithm.groups": 2 + k % 7}
             trial(folder, method, k, 0.5 + offset + k / 100, params=params)
+            evaluated(folder, method, k, {1: 0.3 + k / 100, 3: 0.5 + offset + k / 100})
         del params["algorithm.distance"]
         trial(folder, method, 9, 0.4, params=params, state="stopped", round=1)
         for seed in (1, 2, 3):
@@ -112,7 +113,17 @@ def test_tables_have_default_and_tuned_with_their_difference(written):
     assert gain["verdict"] == "better"
     [search] = rows(report.table, method="hfcd")
     assert (search["default"], search["best"]) == ("0.5000", "0.5800")
-    assert "On this one partition: tuning helped hfcd and fedavg." in report.answer
+    said = "On this one partition: tuning helped hfcd (test accuracy +0.0520 [+0.0495, +0.0545])"
+    assert report.answer[0].startswith(said)
+    gains = {row["test metric"]: row for row in rows(report.gain("hfcd"))}
+    assert gains["accuracy"] == {
+        "test metric": "accuracy",
+        "default": "0.6400",
+        "tuned": "0.6920",
+        "gain (95 % interval)": gain["mean (95 % interval)"],
+        "runs": "3",
+    }
+    assert float(gains["macro F1"]["gain (95 % interval)"].split()[0]) == 0
 
 
 def test_claims_about_partitions_of_their_own_speak_of_new_ones(tmp_path, written):
@@ -131,7 +142,8 @@ def test_claims_about_partitions_of_their_own_speak_of_new_ones(tmp_path, writte
 
     report = report_of(study)
 
-    assert "Over new partitions of these samples: tuning helped hfcd and fedavg." in report.answer
+    said = "Over new partitions of these samples: tuning helped hfcd (test accuracy +0.0520 ["
+    assert report.answer[0].startswith(said)
     assert "and partition" in report.facts["budget"]
     assert "on the partition of the search" in report_of(written).facts["budget"]
 
@@ -354,7 +366,7 @@ def test_trials_that_the_score_does_not_tell_apart_are_counted(tmp_path, scores,
     for k, (score, state) in enumerate(zip(scores, states, strict=True)):
         trial(folder, "hfcd", k, score, state=names[state])
 
-    said = [note for note in report_of(folder).notes if note.startswith("hfcd:")]
+    said = [note for note in report_of(folder).said if note.startswith("hfcd:")]
 
     assert [re.search(r"(\d+) trials", note)[1] for note in said] == counts
     assert ["--metric" in note for note in said] == [len(set(scores)) == 1] * len(said)
