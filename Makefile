@@ -63,7 +63,7 @@ test-faults: $(VENV)/installed
 
 # MLflow, PostgreSQL, S3 and two nodes of Ray, killed and cut off; as root. See tests/servers.
 test-servers: $(VENV)/installed
-	$(BIN)/python -m tests.servers
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.servers
 
 # The site, in site/, after the commands and examples that its pages print. Nothing is downloaded;
 # the variable silences an advertisement of the theme.

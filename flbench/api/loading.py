@@ -46,7 +46,14 @@ def load(path: str | PathLike[str], *, trust: bool = False) -> Run | Study | Pla
     folder = arguments.path_of(path, "path")
     if study_folder.is_study(folder):
         return Study(folder)
-    return PlannedComparison(folder) if is_comparison(folder) else Run(folder, trust=trust)
+    if is_comparison(folder):
+        return PlannedComparison(folder)
+    if folder.is_dir() and not folders.is_one(folder) and folders.below(folder):
+        raise UserError(
+            f"{folder} is not a run folder, but there are runs below it:"
+            f" fl.runs({str(folder)!r}) lists them."
+        )
+    return Run(folder, trust=trust)
 
 
 def runs(*paths: str | PathLike[str]) -> pd.DataFrame:

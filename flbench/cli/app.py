@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -91,7 +91,10 @@ def command(
                 found = import_module(f"flbench.cli.{module or name}")
             getattr(found, name)(**values)
 
-        called.__name__, called.__doc__ = name, function.__doc__
+        # Typer would keep the line breaks of all paragraphs but the first.
+        paragraphs = cleandoc(function.__doc__ or "").split("\n\n")
+        called.__name__ = name
+        called.__doc__ = "\n\n".join(" ".join(one.split()) for one in paragraphs)
         # Typer reads both places.
         vars(called)["__signature__"] = Signature(every)
         called.__annotations__ = {p.name: p.annotation for p in every}

@@ -219,7 +219,7 @@ def print_partition(federation: "Federation") -> None:
 
     With more than `MOST_CLASS_COLUMNS` classes it has the number of each client's classes instead.
     It has the first `MOST_ROWS` clients. Above it are the notes about the data and the hash of the
-    partition, below it is the size of the common test set.
+    partition, below it is the size of the common test set, if there is one.
     """
     notes(federation.notes)
     data, partition, classes = federation.dataset, federation.partition, federation.classes
@@ -256,7 +256,8 @@ def print_partition(federation: "Federation") -> None:
     if federation.clients > MOST_ROWS:
         more = federation.clients - MOST_ROWS
         line(f"and {more:,} more clients; `flbench data --json` prints all")
-    line(f"common test set: {len(federation.common)} samples")
+    if common := len(federation.common):
+        line(f"common test set: {common} samples")
 
 
 def _shade(count: int, largest: int) -> str:

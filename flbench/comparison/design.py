@@ -190,7 +190,6 @@ class Design(BaseModel):
         """
         methods = [one for method in self.methods for one in _variants(method, self.grid)]
         found: list[Job] = []
-        taken: set[str] = set()
         errors: dict[str, None] = {}
         for data, (words, values) in product(self.data, _settings(self.grid)):
             row = []
@@ -205,14 +204,9 @@ class Design(BaseModel):
                 last = f"seed{config.seed}"
                 if self.vary == "partition":
                     last = f"partition{config.partition_seed}"
-                texts = (label, data.label or base.data.title, *words, last)
-                name = "-".join(map(_plain, texts))
-                if name in taken:
-                    name = f"{name}~{hashlib.sha256(str(texts).encode()).hexdigest()[:6]}"
-                taken.add(name)
                 found.append(
                     Job(
-                        name,
+                        f"{_folder(label, data.label or base.data.title, *words)}-{last}",
                         label,
                         data.label,
                         ", ".join(words),
@@ -342,10 +336,18 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _plain(text: str) -> str:
-    """Return a text as a part of a folder's name.
+def _folder(label: str, *others: str) -> str:
+    """Return the first part of the name of a cell's folder, which no other cell has.
 
-    >>> _plain("alpha=0.1"), _plain("hfcd tuned"), _plain("../a b/c")
-    ('alpha=0.1', 'hfcd-tuned', 'a-b-c')
+    Labels that could be read as those of another cell, or cannot be in a name, are told apart by a
+    hash.
+
+    >>> _folder("hfcd tuned", "digits", "alpha=0.1"), _folder("../a b/c", "digits")
+    ('hfcd-tuned-digits-alpha=0.1', 'a-b-c-digits~52a43a')
     """
-    return re.sub(r"[^\w.=+]+", "-", text, flags=re.ASCII)[:LENGTH].strip(".-") or "_"
+    texts = label, *others
+    parts = (re.sub(r"[^\w.=+]+", "-", one, flags=re.ASCII)[:LENGTH].strip(".-") for one in texts)
+    name = "-".join(one or "_" for one in parts)
+    if name == "-".join((label.replace(" ", "-"), *others)) and "-" not in "".join(texts):
+        return name
+    return f"{name}~{hashlib.sha256(str(texts).encode()).hexdigest()[:6]}"

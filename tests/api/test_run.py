@@ -392,6 +392,10 @@ def test_load_refuses_what_is_no_folder_of_flbench(tmp_path):
     for path, message in ((tmp_path / "nothing", "does not exist"), (tmp_path, "not a run folder")):
         with pytest.raises(fl.UserError, match=message):
             fl.load(path)
+    (tmp_path / "below" / "run").mkdir(parents=True)
+    (tmp_path / "below" / "run" / "config.yaml").touch()
+    with pytest.raises(fl.UserError, match=r"fl\.runs\("):
+        fl.load(tmp_path)
 
 
 @pytest.mark.slow

@@ -308,7 +308,7 @@ def test_data_lists_sets_and_where_they_are_looked_up(flbench, tmp_path):
     assert "organamnist" in out
 
 
-def test_data_shows_a_partition_as_picture_and_table(flbench):
+def test_data_shows_a_partition_as_picture_and_table(flbench, tmp_path):
     code, out, _ = flbench("data", "digits", "partition.clients=5", "partition.alpha=0.3")
     entry = json.loads(
         flbench("data", "digits", "partition.clients=5", "partition.alpha=0.3", "--json")[1]
@@ -318,6 +318,12 @@ def test_data_shows_a_partition_as_picture_and_table(flbench):
     assert any(shade in out for shade in "░▒▓█")
     assert entry["hash"][:12] in out
     assert sum(sum(entry["samples"][part]) for part in entry["samples"]) == 1500
+    assert "common test set: 297" in out
+    rows = "".join(f"{k},{k % 2}\n" for k in range(200))
+    (tmp_path / "cohort.csv").write_text("age,ill\n" + rows)
+    code, out, _ = flbench("data", "data.path=cohort.csv", "partition.clients=4")
+    assert code == 0
+    assert "common test set" not in out  # the file has no test part
 
 
 @pytest.mark.slow

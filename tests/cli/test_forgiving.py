@@ -1,6 +1,8 @@
 """Short forms of keys, methods as words, and what is said about what a user may type instead."""
 
 import json
+import re
+from itertools import pairwise
 
 import pytest
 from typer.testing import CliRunner
@@ -62,6 +64,15 @@ def test_help_lists_every_short_form_with_its_key(flbench):
     for name, alias in ALIASES.items():
         assert f"--{name} " in out
         assert f"Sets {alias.key}:" in out
+
+
+def test_help_fills_the_lines_of_each_paragraph(flbench, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = flbench("tune", "--help")[1].partition("\n\u256d")[0]
+    paragraphs = [one.split("\n") for one in re.split(r"\n *\n", text.strip())]
+    for lines in paragraphs:
+        for line, after in pairwise(map(str.strip, lines)):
+            assert len(line) + len(after.split()[0]) > 70
 
 
 @pytest.mark.parametrize(

@@ -320,8 +320,28 @@ def test_labels_that_differ_have_folders_that_differ_and_can_be_read():
     assert not any("/" in name or name.startswith(".") for name in names)
     first = {cell.method: cell.name for cell in cells if not cell.repetition}
     assert first["hfcd tuned"] == "hfcd-tuned-digits-seed0"
-    few = Design(base=Layer(), methods=methods[:2], seeds=1).cells()
+    few = Design(base=Layer(), methods=methods[1:3], seeds=1).cells()
     assert [cell.name for cell in few] == [first[cell.method] for cell in few]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_name_of_a_cell_does_not_depend_on_other_cells(order: int):
+    """Method `a-b` on data `c` beside method `a` on data `b-c`, and the like."""
+    layer = from_values({"algorithm": "local"}, "test")
+    pairs = [("a-b", "c"), ("a", "b-c"), ("a b", "c"), ("a", "b c"), ("a b c", "d"), ("a", "d")]
+    pairs = pairs[::order]
+    both = Design(
+        base=Layer(),
+        methods=tuple(LabelledLayer.of(name, layer) for name in dict(pairs)),
+        data=tuple(LabelledLayer.of(name, Layer()) for name in {data: 0 for _, data in pairs}),
+        seeds=1,
+    ).cells()
+    names = {(cell.method, cell.data): cell.name for cell in both}
+    assert len({*names.values()}) == len(names)
+    for method, data in pairs:
+        one = (LabelledLayer.of(method, layer),), (LabelledLayer.of(data, Layer()),)
+        [alone] = Design(base=Layer(), methods=one[0], data=one[1], seeds=1).cells()
+        assert alone.name == names[method, data]
 
 
 @pytest.mark.parametrize("engine", ["sequential", "ray"])
