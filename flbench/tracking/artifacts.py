@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import file_digest, sha256
-from io import BytesIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from flbench.core import files
-from flbench.core.documents import as_data_error, read_json
+from flbench.core.documents import as_data_error
 from flbench.core.errors import DataError
 from flbench.core.text import read_cell
 from flbench.results.checkpoint_files import files_of
@@ -40,8 +39,6 @@ TEXT_COLUMNS: Final = (  # a class may be called 01_1, which float() accepts
 MAX_FILE_BYTES: Final = 2 * 2**30
 MAX_CHECKPOINT_BYTES: Final = 10_000_000
 """Largest size of a file, and of a checkpoint with all of its files, that is sent."""
-
-_pictures: dict[tuple[str, ...], bytes] = {}  # of partitions, by the digests of their files
 
 
 class File(NamedTuple):
@@ -109,21 +106,6 @@ class Files:
             shown.append({"path": name, "type": "table"})
             self.tags["mlflow.loggedArtifacts"] = json.dumps(shown)
 
-    def add_partition(self, folder: Path) -> None:
-        """Add a picture of the partition: samples per client and class.
-
-        Raises:
-            DataError: A file of the partition is damaged.
-        """
-        there = [one for one in folder.glob("partition.*") if one.suffix in (".npz", ".json")]
-        if (folder / "partition.npz").is_file():
-            # The methods of a repetition share a partition, and a picture takes a while.
-            key = tuple(map(digest_of, sorted(there)))
-            if key not in _pictures:
-                _pictures[key] = _picture(folder)
-            if content := _pictures[key]:
-                self.add_bytes("partition.png", content)
-
     def add_checkpoints(self, folder: Path) -> None:
         """Add the checkpoint of the best round, and that of the last round if it is another."""
         sent = ""
@@ -172,20 +154,3 @@ def _cell(column: str, text: str) -> str | float | None:
         return read_cell(text) or None
     value = float(text)
     return int(value) if value.is_integer() else measures.rounded(value)
-
-
-def _picture(folder: Path) -> bytes:
-    """Return a picture of a partition as PNG; nothing if its file has no counts."""
-    from flbench.reports import data_figures
-    from flbench.results.partition_arrays import read_counts
-
-    counts = read_counts(folder / "partition.npz")
-    if counts is None:
-        return b""
-    found = read_json(folder / "partition.json")
-    with as_data_error(folder / "partition.json"):
-        names = found["client_names"]
-        figure = data_figures.partition_table(counts, found["classes"], found["dataset"], names)
-    content = BytesIO()
-    figure.savefig(content, format="png")
-    return content.getvalue()

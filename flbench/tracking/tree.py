@@ -207,8 +207,6 @@ def _training(folder: Path, versions: object, is_over: bool, metric: str, deploy
         files.add(folder, artifacts.OF_TRIAL)
     else:
         files.add(folder, artifacts.OF_RUN)
-        with _keeping(errors):
-            files.add_partition(folder)
         if is_over:
             files.add(folder, artifacts.OF_RESULTS)
             files.add_checkpoints(folder)
@@ -458,8 +456,6 @@ class _Campaign:
         shared: Mapping[str, str] = {}
         if self._unfinished != "RUNNING":  # the report is written at the end
             shared = _shared(cells)
-            with _keeping(self._errors):
-                files.add_partition(self._folder)
             files.add(self._folder, artifacts.OF_CAMPAIGN)
             shown = (self._folder / f"tables/{name}.csv" for name in artifacts.SHOWN_OF_CAMPAIGN)
             with _keeping(self._errors):

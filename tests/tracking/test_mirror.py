@@ -311,7 +311,6 @@ def test_sync_refuses_a_folder_that_is_being_mirrored(finished, tmp_path, capsys
         ("provenance.json", '{"started": "early"}'),
         ("summary.json", "{"),
         ("summary.json", '{"last": {}}'),
-        ("partition.npz", "PK"),
         ("clients.csv", ""),
     ],
 )

@@ -171,18 +171,6 @@ def test_data_sets_of_a_comparison_are_its_inputs_once_each(store, copied):
     assert sorted(one.dataset.name for one in run.inputs.dataset_inputs) == ["digits", "other"]
 
 
-def test_methods_of_a_repetition_share_the_picture_of_its_partition(store, whole):
-    found = {}
-    for name in METHODS:
-        for key in cell_names(name):
-            number = whole[key].info.run_id
-            file = Path(store.client.download_artifacts(number, "partition.png"))
-            found.setdefault(key.rpartition("-")[2], set()).add(file.read_bytes())
-
-    assert [len(pictures) for pictures in found.values()] == [1, 1]
-    assert found["seed0"] != found["seed1"]
-
-
 def test_nothing_is_sent_twice_neither_as_a_whole_nor_by_cells(store, whole, trained, capsys):
     cells = map(str, sorted((trained / "cells").iterdir()))
 

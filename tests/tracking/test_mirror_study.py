@@ -142,7 +142,7 @@ def test_study_has_its_settings_its_files_and_a_figure_for_each_method(whole):
 
     assert found.data.params["trials"] == str(len(study.TRIALS))
     assert found.data.tags["best.fedavg"] == "train.optimizer.lr=0.02"
-    assert artifacts(whole, "") >= {"report.md", "report.json", "report.html", "partition.png"}
+    assert artifacts(whole, "") >= {"report.md", "report.json", "report.html"}
     assert artifacts(whole, "", "pictures") == {f"pictures/{name}-parallel.png" for name in METHODS}
     labels = [f"{method}{suffix}" for method in METHODS for suffix in ("", " tuned")]
     assert found.data.metrics == {
@@ -315,7 +315,6 @@ def test_study_without_final_trainings_has_its_partition(made):
     mirrored.sync()
 
     root = mirrored.store.client.get_run(mirrored.by_key[""].info.run_id)
-    assert "partition.png" in artifacts(mirrored, "")
     assert [data.dataset.digest for data in root.inputs.dataset_inputs] == [about["data"][:32]]
 
 
