@@ -1,9 +1,8 @@
-"""Compares what two versions of flbench compute, and what different numbers of processes compute.
+"""Compares what two versions of flbench compute.
 
     python benchmarks/digests.py FILE
     python benchmarks/digests.py --against REVISION [FOLDER]
     python benchmarks/digests.py --compare FILE OTHER_FILE
-    python benchmarks/digests.py --workers FILE
 
 The first command computes a reference with the version of flbench that Python imports. It trains
 all methods for three rounds, on the sequential and the vectorized engine, and some further
@@ -16,11 +15,7 @@ and of the tables.
 The second one computes a reference with the package of an older revision of the repository, which
 stays in the folder, and one with this version, and compares both as the third one does: weights and
 `metrics.csv` bit by bit, and numbers to 1e-12; `config_hash` is shown where the weights differ.
-
-The last command trains all methods with one, two and three processes, with the sequential and the
-vectorized engine, and with one and two workers of Ray, and carries out `run`, `compare` and `tune`
-with one configuration. Digests of all tensors of the last checkpoint must be equal. A call that was
-interrupted is continued. The exit code is 1 if anything differs.
+The exit code is 1 if anything differs.
 """
 
 import csv
@@ -66,12 +61,6 @@ CAMPAIGNS: Final = {
     ),
 }
 """Arguments of the command line, by the kind of what they carry out in the current folder."""
-ENGINES: Final = {
-    "sequential": ((1, 2, 3), ()),
-    "vectorized": ((1, 2, 3), ("engine.block=2",)),  # it distributes whole blocks
-    "ray": ((1, 2), ()),  # with the bits of the sequential engine
-}
-"""Numbers of processes that train, and further keys, by engine."""
 LEFT_OUT: Final = ("second", "time", "folder", "path", "memory", "version", "created", "report")
 """Parts of the names of values that differ between two equal campaigns."""
 
@@ -83,8 +72,6 @@ def main(arguments: list[str]) -> int:
             return against(revision, Path(*folder))
         case ["--compare", one, other]:
             return compare(Path(one), Path(other))
-        case ["--workers", file]:
-            return workers(Path(file))
         case [file] if not file.startswith("-"):
             reference(Path(file))
             return 0
@@ -154,25 +141,17 @@ def settings() -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "ft momentum", ("algorithm.name=ft", *momentum)
 
 
-def row(overrides: tuple[str, ...], *, whole: bool = False) -> Row:
-    """Train one run; return its digests and hashes, or the error that it ends with.
-
-    Args:
-        overrides: Overrides of the run.
-        whole: Whether to add the digest of all tensors, and how many processes have trained.
-    """
+def row(overrides: tuple[str, ...]) -> Row:
+    """Train one run; return its digests and hashes, or the error that it ends with."""
     from flbench.core.errors import RunError, UserError
     from flbench.testing.setting import run
 
     with TemporaryDirectory() as folder:
         try:
-            path, summary = run(Path(folder), *overrides)
+            path, _ = run(Path(folder), *overrides)
         except (UserError, RunError) as error:
             return {"error": str(error)}
-        if not whole:
-            return row_of(path)
-        count = str(int(summary["engine"].get("workers", 1)))
-        return row_of(path) | state_of(path) | {"workers": count}
+        return row_of(path)
 
 
 def row_of(path: Path) -> Row:
@@ -184,101 +163,6 @@ def row_of(path: Path) -> Row:
         "config": summary["config_hash"][:16],
         "metrics": metrics[:16],
     }
-
-
-def state_of(path: Path) -> Row:
-    """Return the hash of the configuration, and the digest of all tensors of the last round."""
-    from flbench.config.resolve import resolve
-    from flbench.config.sources import from_file
-    from flbench.core.tree import digest
-    from flbench.experiment import checkpoint
-
-    config, _ = resolve([from_file(path / "config.yaml")])
-    state, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", config.hash())
-    tensors = [state.server, state.clients, {"count": state.participation_count}]
-    return {"config": config.hash()[:16], "state": digest(tensors)[:16]}
-
-
-def workers(file: Path) -> int:
-    """Train all methods with different numbers of processes; return 1 if any result differs.
-
-    Args:
-        file: File for all digests, and the sentences about those that differ. Runs that it has
-            already, from a call that was interrupted, are not trained again.
-    """
-    from flbench.algorithms import ALGORITHMS
-    from flbench.testing.setting import with_method
-
-    rows: Rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    wrong: list[str] = []
-
-    def compare_with(first: str, found: Rows) -> None:
-        """Note the rows of runs that must have the result of a first one."""
-        rows.update(found)
-        file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        different = differing({first: rows[first], **found})
-        wrong.extend(different)
-        print(f"{', '.join(found)}: {'DIFFERENT' if different else 'equal'}", flush=True)
-
-    for method in ALGORITHMS.load():
-        for engine, (counts, keys) in ENGINES.items():
-            found = {}
-            for count in counts:
-                name, given = f"{method} {engine} {count}", (f"engine.workers={count}", *keys)
-                given = "train.participation=1", f"engine.name={engine}", *given
-                found[name] = rows.get(name) or row(with_method(method, *given), whole=True)
-            first = f"{method} {'sequential' if engine == 'ray' else engine} 1"
-            rows.update(found)
-            compare_with(first, found)
-    for found in commands():
-        compare_with(next(iter(found)), found)
-    refused = sum("error" in one for one in rows.values())
-    print(
-        *wrong, f"{len(rows)} runs, {refused} of them refused; {len(wrong)} differences.", sep="\n"
-    )
-    return min(len(wrong), 1)
-
-
-def differing(rows: Rows) -> list[str]:
-    """Return a sentence for each run that has another result than the first one, or other workers.
-
-    A cohort has work for three processes. A run that was trained by fewer would show nothing.
-    """
-    first, *others = rows
-    found = []
-    for name in others:
-        one, other = rows[first], rows[name]
-        keys = {*one} if "error" in other else {*one} & {*other}
-        for key in sorted({"error", *keys} - {"workers"}):
-            if one.get(key) != other.get(key):
-                found.append(f"{name}: {key} {other.get(key)}; {first}: {one.get(key)}")
-    return found + [
-        f"{name}: the number of processes that have trained is {one['workers']}"
-        for name, one in rows.items()
-        if "workers" in one and one["workers"] != name.split()[-1]
-    ]
-
-
-def commands() -> Iterator[Rows]:
-    """Yield the rows of one configuration that a study, a run and a comparison have trained.
-
-    The study has two configurations: that of its trial, and that of the final training with default
-    parameters, which has another seed.
-    """
-    with TemporaryDirectory() as folder:
-        options = ("--trials", "1", "--seeds", "1", "--jobs", "1", "--scheduler", "none")
-        flbench(folder, "tune", "fedavg", *options, "--out", "tune", *ONE)
-        for kind in ("trials/*/*", "cells/*"):
-            (path,) = Path(folder, "tune").rglob(kind)
-            name = kind.partition("/")[0]
-            given = ("fedavg", "--config", str(path / "config.yaml"))
-            flbench(folder, "run", *given, "--out", f"run/{name}")
-            flbench(folder, "compare", *given, "--seeds", "1", "--out", f"compare/{name}")
-            found = {f"{name} of tune": state_of(path)}
-            for command in ("run", "compare"):
-                (file,) = Path(folder, command, name).rglob("last.safetensors")
-                found[f"{name} by {command}"] = state_of(file.parents[1])
-            yield found
 
 
 def campaign(name: str) -> Rows:

