@@ -14,13 +14,14 @@ partition and the version of the code.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
 
 from flbench.analysis.collapsed import collapsed
+from flbench.analysis.equal_work import AT, TRAFFIC, at_equal_work
 from flbench.analysis.sampling import FIXED, Sampling, Vary, sampling_of
 from flbench.analysis.statistics import CLAIM_FROM
 from flbench.config.schema import SCHEME_KEYS
@@ -46,7 +47,6 @@ UNKNOWN: Final = "-"  # digest of a run of an earlier version
 HOW_MANY: Final = ("samples", "samples_per_client", "min_samples", "split", "pool")
 """Keys of schemes that say how many samples clients have, not how these differ."""
 HARDWARE: Final = ("processor", "gpus", "threads")
-TRAFFIC: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
 PRICES: Final = ("bytes", "seconds")
 """What a run costs; a leaderboard shows it beside metrics."""
 BEYOND: Final = ("rare_recall", "macro_f1", "worst10_accuracy")
@@ -126,6 +126,9 @@ class Arrangement:
         chosen: What the user has named for the columns of the leaderboards besides `metric`;
             empty for BEYOND and PRICES.
         targets: Values of the metric whose costs the user asks for; empty for those of the runs.
+        work: At which equal work methods are compared, one of `equal_work.AT`; None for all of
+            it.
+        equal: How much that is, a sentence for each place.
     """
 
     entries: tuple[Entry, ...]
@@ -142,6 +145,8 @@ class Arrangement:
     reference: str | None = None
     chosen: tuple[str, ...] = ()
     targets: tuple[float, ...] = ()
+    work: str | None = None
+    equal: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -166,9 +171,10 @@ class Arrangement:
             if deployment == PERSONAL
             else f"the deployment `{deployment}`"
         )
+        within = "" if self.work is None else f", among the rounds at equal {AT[self.work]}"
         return (
             f"{models}, at the best round by validation accuracy, or at the last round without"
-            " validation parts"
+            f" validation parts{within}"
         )
 
     def at(self, place: str, method: str | None = None) -> list[Entry]:
@@ -208,6 +214,7 @@ def arrange(
     notes: Sequence[str] = (),
     reference: str | None = None,
     deployment: str = PERSONAL,
+    at: str | None = None,
 ) -> Arrangement:
     """Arrange runs for a comparison.
 
@@ -225,10 +232,11 @@ def arrange(
         reference: The baseline of runs whose plan has one. It has no effect if the user names
             another one, or if it has no finished run.
         deployment: Name of the deployment whose metrics are compared.
+        at: See `fl.report`.
 
     Raises:
-        UserError: There is no finished run, the runs are not comparable, or the metric or the
-            baseline is not known.
+        UserError: There is no finished run, the runs are not comparable, a run does not have what
+            `at` needs, or the metric or the baseline is not known.
     """
     metric, *chosen = _names(metric)
     wanted = _targets(targets, metric)
@@ -263,6 +271,13 @@ def arrange(
             places = [" and ".join(dict.fromkeys(apart.settings[DATA]))] * len(finished)
     entries, more = _entries(apart, places, shown or {})
     entries = [replace(entry, deployment=deployment) for entry in entries]
+    equal: Sequence[str] = ()
+    if at is not None:
+        keys = [(one.place, one.repetition, one.method, one.folder) for one in entries]
+        read, equal = at_equal_work([one.run for one in entries], keys, at)
+        warnings += _about_unknown(entries, read)
+        entries = [replace(one, run=run) for one, run in zip(entries, read, strict=True)]
+        _check_evaluated(entries, metric)
     warnings += more + _about_hardware(apart)
     order = list(dict.fromkeys(apart.methods))
     if baseline is not None and baseline not in order:
@@ -303,7 +318,33 @@ def arrange(
         reference=beside,
         chosen=tuple(chosen),
         targets=wanted,
+        work=at,
+        equal=tuple(equal),
     )
+
+
+def _check_evaluated(entries: Sequence[Entry], metric: str) -> None:
+    """Raise a UserError if a run at equal work was not evaluated on its test part there."""
+    for one in entries:
+        if isnan(one.score(metric)):
+            raise UserError(
+                f"{one.folder} has no test {metric} after round {one.run.summary['best']['round']},"
+                " the best one of those that count: cells of a study evaluate test parts at their"
+                " ends only. Compare runs of `flbench compare`."
+            )
+
+
+def _about_unknown(entries: Sequence[Entry], read: Sequence[StoredRun]) -> list[str]:
+    """Return a sentence about runs whose classes and clients are not known at equal work."""
+    known = [{one.run.summary[k]["round"] for k in ("best", "last")} for one in entries]
+    numbers = [run.summary["best"]["round"] for run in read]
+    lost = sum(number not in ends for number, ends in zip(numbers, known, strict=True))
+    if not lost:
+        return []
+    return [
+        f"Scores of single classes and clients are kept for the best and the last round of a run:"
+        f" {lost} of {len(read)} runs are read at another round, and have none here."
+    ]
 
 
 def _entries(

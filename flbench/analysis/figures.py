@@ -116,6 +116,7 @@ def _words_of(analysis: Analysis, place: str) -> dict[str, str]:
         "metric": _metric(analysis),
         "baseline": one_line(analysis.comparison.baseline),
         "marks": "".join(f" {words}" for mark, words in named.items() if classes[mark].any()),
+        "along": "rounds" if _first(analysis) == "round" else "optimizer steps",
         "more": more if count > MOST_CLASSES else "",
         "tests": "; crossbars join methods that Nemenyi's test does not tell apart"
         if has_rank_claims(analysis)
@@ -252,7 +253,7 @@ def new_clients(analysis: Analysis, place: str, inches: float) -> Picture | None
 
 
 def convergence(analysis: Analysis, place: str, inches: float) -> Picture | None:
-    """Draw the metric by rounds, bytes and seconds: mean of the repetitions, and their range.
+    """Draw the metric by rounds (or steps), bytes and seconds: mean and range of repetitions.
 
     The upper panels are those of the validation parts, if there are any, the lower ones those of
     the test parts. A line ends with the last round that all repetitions of the method have.
@@ -265,7 +266,7 @@ def convergence(analysis: Analysis, place: str, inches: float) -> Picture | None
     for k, split in enumerate(splits):
         panels = grid[3 * k : 3 * k + 3]
         _curves(analysis, place, table[table["split"] == split], panels)
-        panels[0].set(xlabel="round")
+        panels[0].set(xlabel="round" if _first(analysis) == "round" else "optimizer steps so far")
         panels[0].xaxis.set_major_locator(MaxNLocator(5, integer=True))
         panels[1].set(xlabel="bytes sent so far")
         _log_bytes(panels[1], table["bytes"])
@@ -278,6 +279,11 @@ def convergence(analysis: Analysis, place: str, inches: float) -> Picture | None
     return figure
 
 
+def _first(analysis: Analysis) -> str:
+    """Return the column of curves that the first panels have on their axis."""
+    return "steps" if analysis.comparison.work == "steps" else "round"
+
+
 def _curves(analysis: Analysis, place: str, table: pd.DataFrame, panels: Sequence[Axes]) -> None:
     """Draw the curves of a split over rounds, bytes and seconds."""
     runs = table.groupby("method")["repetition"].nunique()
@@ -285,13 +291,13 @@ def _curves(analysis: Analysis, place: str, table: pd.DataFrame, panels: Sequenc
         held=("repetition", "nunique"),
         low=("value", "min"),
         high=("value", "max"),
-        **{name: (name, "mean") for name in ("value", "bytes", "seconds")},
+        **{name: (name, "mean") for name in ("value", "steps", "bytes", "seconds")},
     )
     # Runs that ended early would leave the mean of later rounds to the others.
     whole = whole[whole["held"] == whole["method"].map(runs)]
     for method in ranked(analysis, place, whole):
         mine, style = whole[whole["method"] == method], _line(analysis, method)
-        for axes, along in zip(panels, ("round", "bytes", "seconds"), strict=True):
+        for axes, along in zip(panels, (_first(analysis), "bytes", "seconds"), strict=True):
             x, y, low, high = (mine[name].to_numpy() for name in (along, "value", "low", "high"))
             axes.plot(x, y, **style)
             if len(runs) <= MOST_BANDS:
@@ -514,7 +520,7 @@ PICTURES: Final[Mapping[str, PictureOf]] = {
     ),
     "convergence": PictureOf(
         "Convergence",
-        "Mean over repetitions by rounds, bytes and seconds, on validation and on test parts, at"
+        "Mean over repetitions by {along}, bytes and seconds, on validation and on test parts, at"
         " the rounds that all repetitions of a method have; of at most eight methods, the band is"
         " their range. The seconds of a run are shared out evenly over its rounds.",
         convergence,

@@ -4,7 +4,8 @@ from typing import Final
 
 import pandas as pd
 
-from flbench.analysis.arrangement import PRICES, TRAFFIC, Arrangement
+from flbench.analysis.arrangement import PRICES, Arrangement
+from flbench.analysis.equal_work import TRAFFIC
 from flbench.core.text import cell
 from flbench.metrics.names import RARE
 from flbench.results.metrics_file import TRAINING

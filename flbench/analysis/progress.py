@@ -10,7 +10,9 @@ from flbench.analysis.answer import listing, words
 from flbench.analysis.arrangement import Arrangement
 from flbench.results.summary import SPLITS
 
-CURVES: Final = ("place", "method", "repetition", "round", "bytes", "seconds", "split", "value")
+CURVES: Final = (
+    *("place", "method", "repetition", "round", "steps", "bytes", "seconds", "split", "value"),
+)
 COSTS: Final = ("rounds", "bytes", "seconds")
 """Costs of the table of targets."""
 TARGETS: Final = (

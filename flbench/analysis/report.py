@@ -169,15 +169,17 @@ def tree_of(analysis: Analysis) -> dict[str, Any]:
 
     Returns:
         A dict with the keys `flbench` (version), `answer`, `warnings`, `methods`, `places`,
-        `repetitions`, `vary`, `metric`, `baseline`, `populations` (for what the claims of each
-        place hold) and `kinds` (of partition, by place); for each of FRAMES a list of rows as
-        objects; `across`, null for a single place; and `runs`, the folders. NaN is null.
+        `repetitions`, `vary`, `metric`, `baseline`, `at` (see `fl.report`),
+        `populations` (for what the claims of each place hold) and `kinds` (of partition, by place);
+        for each of FRAMES a list of rows as objects; `across`, null for a single place; and `runs`,
+        the folders. NaN is null.
     """
     comparison = analysis.comparison
     tree = {
         "flbench": __version__,
         "answer": analysis.answer,
         **{name: getattr(comparison, name) for name in FACTS},
+        "at": comparison.work,
         "populations": {
             place: comparison.sampling_at(place).population for place in comparison.places
         },

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from flbench.analysis.arrangement import TRAFFIC
+from flbench.analysis.equal_work import TRAFFIC
 from flbench.api.comparisons import PlannedComparison
 from flbench.api.runs import Run
 from flbench.api.studies import Study

@@ -80,8 +80,8 @@ class Comparison:
         new_clients: The clients that join after the training (`partition.new_clients`) by `epochs`
             on their own training parts: their mean test accuracy over repetitions, and means of
             `seen`, that of the clients that trained, `gap`, `worst10`, `received_bytes`, `steps`.
-        curves: The `value` of the metric by `repetition`, `round` and `split`, with the `bytes` and
-            `seconds` until then.
+        curves: The `value` of the metric by `repetition`, `round` and `split`, with the `steps`,
+            `bytes` and `seconds` until then.
         targets: The costs until a method reaches each `target` that `report` was given (otherwise
             `evaluation.target_accuracy`), by `split`: `reached` of `n` runs, which is `share`;
             medians of `rounds`, `bytes` and `seconds` over all runs, in which a run that ends
@@ -238,10 +238,11 @@ def report(
     target: str | float | Iterable[float] | None,
     *,
     force: bool,
+    at: str | None,
     long: str | PathLike[str] | None,
 ) -> Comparison:
     """Carry out a call of `fl.report`."""
-    given = {"metric": metric, "baseline": baseline, "targets": target}
+    given = {"metric": metric, "baseline": baseline, "targets": target, "at": at}
     tables, unpacked = analysed(_paths(runs), force=force, **given)
     if long is not None:
         with as_flbench_errors():

@@ -237,6 +237,7 @@ def report(
     metric: str | Sequence[str] | None = None,
     baseline: str | None = None,
     target: str | float | Iterable[float] | None = None,
+    at: Literal["rounds", "steps", "bytes", "seconds"] | None = None,
     force: bool = False,
     long: "AnyPath | None" = None,
 ) -> "Comparison":
@@ -259,6 +260,9 @@ def report(
         target: Value of the metric, or several ones in a list or between commas, whose costs are
             wanted: rounds, bytes and seconds until a method reaches it (default:
             `evaluation.target_accuracy`, if the runs have it).
+        at: Compare at equal `rounds`, `steps` of the optimizers, `bytes` or `seconds`: each run is
+            read as if it had ended at its last evaluated round within what the cheapest run of its
+            place and repetition spends (default: each run to its end).
         force: Whether to compare runs that are not comparable, with a warning that says why.
         long: CSV file to write with a row for each metric of each evaluation of each run, for other
             programs; see `Comparison.long`.
@@ -268,9 +272,10 @@ def report(
 
     Raises:
         UserError: A path is not the folder of a run, no run is finished, the runs are not
-            comparable, or the metric or the baseline is not known.
+            comparable, a run does not have what `at` needs, or the metric or the baseline is not
+            known.
         DataError: A file in a folder is damaged.
     """
     from flbench.api import reporting
 
-    return reporting.report(runs, metric, baseline, target, force=force, long=long)
+    return reporting.report(runs, metric, baseline, target, at=at, force=force, long=long)
