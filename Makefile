@@ -42,7 +42,7 @@ unit: $(VENV)/installed
 	$(BIN)/pytest $(WORKERS) $(LATER) --ignore tests/uses --doctest-modules \
 		-m "not processes and not full and not docs" tests flbench
 
-# Clusters of Ray, their workers and nodes that are lost, and commands that are killed.
+# Clusters of Ray, other interpreters, and processes that are killed.
 test-processes: $(VENV)/installed
 	$(BIN)/pytest -n0 $(LATER) -m "processes and not full" tests
 

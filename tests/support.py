@@ -60,11 +60,11 @@ REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 def summary_of_run(*overrides: str) -> dict[str, Any]:
     """Return the summary of a run; the same overrides train once in each test process.
 
-    For tests that read the summary alone. That a second run would give the same digest is a test of
-    its own (flbench/testing/contract.py).
+    For tests that read the summary alone: models are evaluated after the last round. That a second
+    run would give the same digest is a test of its own (flbench/testing/contract.py).
     """
     with TemporaryDirectory() as folder:
-        return run(Path(folder), *overrides)[1]
+        return run(Path(folder), "evaluation.every=99", *overrides)[1]
 
 
 @contextmanager

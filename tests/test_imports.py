@@ -78,6 +78,7 @@ def test_support_folders_are_not_packages():
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_the_vectorized_engine_needs_no_lightning():
     """Importing Lightning takes a second of each worker process."""
     modules = "flbench.experiment.assembly, flbench.experiment.lifecycle, flbench.tuning.trial"
@@ -90,6 +91,7 @@ def test_the_vectorized_engine_needs_no_lightning():
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_lightning_is_imported_without_packages_of_metrics_that_are_not_used():
     """TorchMetrics imports them for BERTScore, images and speech: a second of each process."""
     code = """if True:

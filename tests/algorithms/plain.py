@@ -11,12 +11,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from flbench.core.rng import Draw
-from flbench.core.tree import digest
 from flbench.core.types import Outputs, Tree
 from flbench.experiment.assembly import Experiment
-from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
-from tests.support import build
 
 LR, EPOCHS, ROUNDS = 0.1, 2, 3
 FULL = (
@@ -161,40 +158,9 @@ def assert_close(found: Tree, expected: Tree, tiny: float = TINY) -> None:
         assert torch.allclose(value.double(), expected[name].double(), rtol=0, atol=tiny), name
 
 
-def deployed(*overrides: str, rounds: int = 2) -> str:
-    """The digest of the models that clients are evaluated with, without the files of a run."""
-    from flbench.testing import after
-    from tests.algorithms.test_identities import LENET
-
-    built = build(*LENET, f"train.rounds={rounds}", *overrides)
-    state = after(built, rounds)
-    settings = settings_of(built.algorithm, state)
-    return digest(built.evaluator(print).deployed(state, settings))
-
-
 def accuracies(run: Path, protocol: str, split: str = "test") -> list[str]:
     """The accuracies of a deployment in metrics.csv, by round; there is at least one."""
     rows = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()]
     found = [row[4] for row in rows if row[1:4] == [split, protocol, "accuracy"]]
     assert found, (split, protocol)
     return found
-
-
-def colour_images(path: Path) -> Path:
-    """A data set of 3x32x32 images in ten classes, for which LeNet-5 has 62,050 parameters."""
-    y = np.arange(200) % 10
-    x = np.random.default_rng(0).integers(0, 256, (200, 32, 32, 3), dtype=np.uint8)
-    np.savez(path, train_images=x, train_labels=y, test_images=x[:20], test_labels=y[:20])
-    return path
-
-
-def lenet5_bytes(tmp_path: Path, *overrides: str) -> tuple[float, float]:
-    """Bytes up and down per client and round with LeNet-5 on such images."""
-    from tests.algorithms.test_identities import traffic
-
-    data = f"data.path={colour_images(tmp_path / 'colour.npz')}"
-    dealt = ("partition.scheme=iid", "partition.min_samples=1")
-    return traffic(tmp_path, data, *dealt, "model.name=lenet5", *overrides)
-
-
-STATISTICS = 4 * 44 + 2 * 8  # of LeNet-5: 44 floats and two counters

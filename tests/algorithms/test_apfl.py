@@ -1,4 +1,4 @@
-"""APFL between FedAvg and Local-Only, the paper's formulas in a plain loop, and the bytes."""
+"""APFL: the paper's formulas in a plain loop."""
 
 import pytest
 import torch
@@ -12,12 +12,10 @@ from tests.algorithms.plain import (
     FULL,
     LR,
     ROUNDS,
-    STATISTICS,
     Plain,
     assert_close,
-    deployed,
 )
-from tests.algorithms.test_identities import LENET, POLICIES, traffic
+from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build
 
 SAMPLES = "algorithm.agg_weights=samples"
@@ -116,17 +114,6 @@ def test_alpha_takes_its_step_on_the_first_batch_of_the_round():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["model.norm=group", "train.batchnorm=drop"])
-def test_personal_model_is_fedavgs_with_alpha_zero_and_local_onlys_with_alpha_one(norm):
-    """To the bit, with local momentum."""
-    fedavg, local = deployed(norm, "algorithm=fedavg"), deployed(norm, "algorithm=local")
-
-    assert deployed(norm, *APFL, "algorithm.alpha=0") == fedavg
-    assert deployed(norm, *APFL, "algorithm.alpha=1") == local
-    assert deployed(norm, *APFL) not in (fedavg, local)
-
-
-@pytest.mark.slow
 @pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_w_is_fedavgs_and_v_is_local_onlys_with_alpha_one(policy):
@@ -148,13 +135,3 @@ def test_alpha_stays_between_zero_and_one():
     for value, expected in ((-0.2, 0.0), (0.3, 0.3), (1.7, 1.0)):
         context = Context(leaves={"alpha": torch.tensor(value)}, start={}, ctx={})
         assert clip_alpha(context)["alpha"] == torch.tensor(expected)
-
-
-@pytest.mark.slow
-def test_neither_v_nor_alpha_is_sent(tmp_path):
-    """Weights of LeNet-5 on 16x16 grey images and its statistics, both ways, as in FedAvg."""
-    weights = 156 + 12 + 2416 + 32 + 1920 + 120 + 10080 + 84 + 840 + 10
-
-    found = traffic(tmp_path, "algorithm=apfl", "model.name=lenet5")
-
-    assert found == (4 * weights + STATISTICS,) * 2

@@ -15,27 +15,10 @@ from flbench.experiment.new_clients import NewClients
 from flbench.experiment.rounds import settings_of
 from flbench.testing import played
 from tests.algorithms.plain import EPOCHS, FULL, Plain
-from tests.support import build, run, summary_of_run, write_npz
+from tests.support import build, run, write_npz
 
 SPLITS = ("algorithm.eps1=100", "algorithm.eps2=0", "algorithm.start_round=0")
 LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "weights"),
-    [("average", "uniform"), ("local", "uniform"), ("drop", "uniform"), ("average", "samples")],
-)
-def test_cfl_that_never_splits_is_fedavg(policy, weights):
-    """A single cluster has the same weights to the bit and sends the same bytes as FedAvg."""
-    keys = (*LENET, f"train.batchnorm={policy}", f"algorithm.agg_weights={weights}")
-    keys = (*keys, "train.rounds=2")
-
-    fedavg = summary_of_run("algorithm=fedavg", *keys)
-    cfl = summary_of_run("algorithm=cfl", "algorithm.eps1=0", "algorithm.start_round=0", *keys)
-
-    assert cfl["weights_digest"] == fedavg["weights_digest"]
-    assert cfl["communication"] == fedavg["communication"]
 
 
 # The server alone, with updates made by hand: rows of the last bias, all other leaves stay.

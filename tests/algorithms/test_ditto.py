@@ -9,12 +9,9 @@ from tests.algorithms.plain import (
     FULL,
     LR,
     ROUNDS,
-    STATISTICS,
     Plain,
     accuracies,
     assert_close,
-    deployed,
-    lenet5_bytes,
 )
 from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build, run
@@ -33,18 +30,6 @@ def test_global_model_is_fedavgs_to_the_bit(policy):
     for tree, other in ((ditto.server, fedavg.server), (ditto.clients, fedavg.clients)):
         for name, value in other.items():
             assert torch.equal(tree[name], value), name
-
-
-@pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_personal_model_without_pull_is_local_onlys(policy):
-    """With lam = 0 both train on the same batches in the same order."""
-    norm = f"train.batchnorm={policy}"
-    local = deployed(norm, "algorithm=local")
-
-    assert deployed(norm, "algorithm=ditto", "algorithm.lam=0") == local
-    assert deployed(norm, "algorithm=ditto") != local
 
 
 @pytest.mark.slow
@@ -99,9 +84,3 @@ def test_what_is_evaluated_is_the_personal_model_at_both_moments(tmp_path, polic
     assert accuracies(path, "personal") != accuracies(fedavg, "personal")
     if policy == "average":  # else there is no model that all share
         assert accuracies(path, "gm", "common") == accuracies(fedavg, "gm", "common")
-
-
-@pytest.mark.slow
-def test_bytes_are_fedavgs(tmp_path):
-    """The personal model is never sent."""
-    assert lenet5_bytes(tmp_path, "algorithm=ditto") == (62_050 * 4 + STATISTICS,) * 2

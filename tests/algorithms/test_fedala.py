@@ -12,7 +12,7 @@ from flbench.core.types import Context, Samples
 from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
 from flbench.testing import played
-from tests.support import build, summary_of_run
+from tests.support import build
 
 EXACT = "engine.precision=64-true"
 POLICIES = ["average", "local", "drop"]
@@ -31,24 +31,6 @@ def evaluate(built, state):
 def deployed(built, state):
     settings = settings_of(built.algorithm, state)
     return list(built.evaluator(print).deployed(state, settings))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "engine"),
-    [*((policy, "sequential") for policy in POLICIES), ("average", "vectorized")],
-)
-def test_weights_of_one_without_learning_are_fedavg(policy, engine):
-    """A mixing weight of 1 is the received tensor to the bit; the bytes are those of FedAvg too."""
-    keys = ("model.name=lenet5", "train.participation=0.6", f"train.batchnorm={policy}")
-    keys = (*keys, "train.optimizer.momentum=0.9", "train.rounds=2", f"engine.name={engine}")
-    free = ("algorithm=fedala", "algorithm.eta=0")
-
-    fedavg = summary_of_run("algorithm=fedavg", *keys)
-    fedala = summary_of_run(*free, *keys)
-
-    assert fedala["weights_digest"] == fedavg["weights_digest"]
-    assert fedala["communication"] == fedavg["communication"]
 
 
 class PlainClient:

@@ -1,4 +1,4 @@
-"""FedAMP: a plain loop, its limits Local-Only and FedAvg, groups of twins, and the bytes."""
+"""FedAMP: a plain loop, its limits Local-Only and FedAvg, groups of twins."""
 
 from math import exp, sqrt
 
@@ -19,8 +19,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import STATISTICS, deployed, lenet5_bytes
-from tests.algorithms.test_identities import POLICIES
 from tests.support import build
 
 W = (*BACKBONE, *HEAD)
@@ -118,20 +116,6 @@ def test_rounds_equal_a_loop(keys):
             assert_equal(found[name][i], u[i][name], name)
 
 
-@pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_without_pull_from_its_own_model_it_is_local_only(policy):
-    """Weights are equal to the bit, for each form of similarity."""
-    keys = ("algorithm=fedamp", "algorithm.start=own", f"train.batchnorm={policy}")
-    local = deployed("algorithm=local", f"train.batchnorm={policy}")
-
-    for similarity in ("distance", "cosine"):
-        form = f"algorithm.similarity={similarity}"
-        assert deployed(*keys, form, "algorithm.pull=0") == local
-    assert deployed(*keys, "algorithm.pull=1") != local
-
-
 def test_weights_of_two_pairs_of_twins_and_rows_sum_to_one():
     built = build("algorithm=fedamp", "partition.clients=4")
     state = built.start()
@@ -150,15 +134,6 @@ def test_weights_of_two_pairs_of_twins_and_rows_sum_to_one():
     )
     assert torch.allclose(xi, expected.double(), rtol=0, atol=1e-6)
     assert torch.allclose(xi.sum(dim=1), torch.ones(4).double(), rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_one_client_receives_its_own_model():
-    keys = ("partition.clients=1", "train.participation=1")
-
-    assert deployed("algorithm=fedamp", "algorithm.pull=0", *keys) == deployed(
-        "algorithm=local", *keys
-    )
 
 
 @pytest.mark.slow
@@ -208,10 +183,3 @@ def test_alpha_does_not_fall_below_a_pull_of_one_step_and_twice_as_large_ones_ar
     assert [19 / near.decayed(t) for t in range(200)] == [19] * 200
     with pytest.raises(ConfigError, match=r"algorithm\.agg_weights"):  # nothing is averaged
         build(*keys, "algorithm.agg_weights=uniform")
-
-
-@pytest.mark.slow
-def test_a_mixture_is_as_large_as_the_net(tmp_path):
-    weights = 4 * 62_050 + STATISTICS
-
-    assert lenet5_bytes(tmp_path, "algorithm=fedamp") == (weights, weights)

@@ -1,4 +1,4 @@
-"""FedAS: a plain loop, FedPer, the alignment's loss, the deployed models, and the bytes."""
+"""FedAS: a plain loop, FedPer, the alignment's loss, the deployed models."""
 
 import pytest
 import torch
@@ -19,7 +19,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import STATISTICS, lenet5_bytes
 from tests.losses.support import case
 from tests.support import build
 
@@ -137,9 +136,3 @@ def test_alignment_is_the_bias_of_class_means_and_the_variance():
         expected += float(spread.mean())
     found = alignment(context, len(anchors))
     assert float(found) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_the_body_and_a_number(tmp_path):
-    body = 4 * (62_050 - 850) + STATISTICS
-    assert lenet5_bytes(tmp_path, "algorithm=fedas") == (body + 4, body)

@@ -10,11 +10,9 @@ from flbench.testing import after
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
-    STATISTICS,
     Plain,
     accuracies,
     assert_close,
-    lenet5_bytes,
 )
 from tests.support import build, run
 
@@ -104,9 +102,3 @@ def test_gm_is_the_model_before_fine_tuning():
     assert list(deployments) == ["personal", "noft", "gm"]
     assert deployments["gm"].program is None
     assert not any(name.startswith("head") for name in deployments["gm"].dispatch.shared.values)
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_the_body(tmp_path):
-    """The head is never sent."""
-    assert lenet5_bytes(tmp_path, "algorithm=fedbabu") == (61_200 * 4 + STATISTICS,) * 2

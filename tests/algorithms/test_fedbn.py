@@ -1,18 +1,11 @@
-"""FedBN against a loop, without BatchNorm, and with BatchNorm layers that names would not show."""
+"""FedBN against a loop, and with BatchNorm layers that names would not show."""
 
 import pytest
 
 from flbench.core.tree import only
 from flbench.testing import after
-from tests.algorithms.plain import EPOCHS, FULL, Plain, assert_close, deployed, lenet5_bytes
+from tests.algorithms.plain import EPOCHS, FULL, Plain, assert_close
 from tests.support import build
-
-
-def test_without_batchnorm_it_is_fedavg():
-    """The weights are equal to the bit."""
-    plain = ("model.norm=none", "algorithm=fedbn", "algorithm.allow_no_bn=true")
-
-    assert deployed(*plain) == deployed("model.norm=none", "algorithm=fedavg")
 
 
 @pytest.mark.slow
@@ -45,17 +38,3 @@ def test_layers_are_known_by_type_not_by_name():
     assert "backbone.stage2_block1.shortcut.1.running_mean" in personal
     assert "backbone.stage2_block1.shortcut.0.weight" not in personal
     assert len(personal) == 20 * 5
-
-
-def test_statistics_stay_whether_the_run_averages_them_or_not():
-    found = {
-        policy: deployed("algorithm=fedbn", f"train.batchnorm={policy}")
-        for policy in ("average", "local")
-    }
-    assert found["average"] == found["local"]
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_all_but_batchnorm(tmp_path):
-    """Neither BatchNorm's parameters nor its statistics are sent."""
-    assert lenet5_bytes(tmp_path, "algorithm=fedbn") == ((62_050 - 44) * 4,) * 2

@@ -1,6 +1,4 @@
-"""FedCAC: a plain loop, FedAvg, Local-Only, special masks, and the bytes."""
-
-from math import ceil
+"""FedCAC: a plain loop, FedAvg, Local-Only, special masks."""
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import STATISTICS, deployed, lenet5_bytes
 from tests.support import build
 
 NET = (*BACKBONE, *HEAD)
@@ -98,13 +95,6 @@ def test_rounds_equal_a_loop(tau, beta, engine):
 
 
 @pytest.mark.slow
-def test_without_critical_entries_it_is_fedavg():
-    """To the bit."""
-    assert deployed("algorithm=fedcac", "algorithm.tau=0") == deployed("algorithm=fedavg")
-    assert deployed("algorithm=fedcac") != deployed("algorithm=fedavg")
-
-
-@pytest.mark.slow
 def test_client_without_partners_keeps_its_own_critical_entries():
     """After round beta T nobody has partners: with all entries critical, it is Local-Only."""
     keys = ("algorithm=fedcac", "algorithm.tau=1", "algorithm.beta=0.01", "train.rounds=2")
@@ -146,17 +136,6 @@ def test_scores_of_ties_and_zeros():
     assert mask([0.0, 0.0], [0.0, 0.0], 1.0) == [False, False]
     assert mask([1e-3, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], 1.0) == [True, True, False, False]
     assert mask([1e-8, 3.0, 0.5, 0.0], [0.0, 0.0, 0.5, 0.0], 1.0) == [False, True, False, False]
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_the_card(tmp_path):
-    """Up: w and a bit for each parameter. Down: w, and the critical half of a mixture."""
-    up, down = lenet5_bytes(tmp_path, "algorithm=fedcac")
-
-    w = 4 * 62_050 + STATISTICS
-    assert up == w + ceil(62_050 / 8)
-    replies = down - w  # of two rounds
-    assert replies == pytest.approx(2 * 4 * 62_050 * 0.5, rel=2e-3)
 
 
 @pytest.mark.slow

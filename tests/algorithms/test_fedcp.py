@@ -1,4 +1,4 @@
-"""FedCP: a plain loop, the gates' mean over the noise, the condition, and the bytes."""
+"""FedCP: a plain loop, the gates' mean over the noise, the condition."""
 
 from math import exp, sqrt
 
@@ -27,7 +27,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import STATISTICS, lenet5_bytes
 from tests.support import build
 
 POLICY = ("cpn.weight", "cpn.bias", "cpn.norm.weight", "cpn.norm.bias")
@@ -196,13 +195,3 @@ def test_engines_agree_with_batchnorm():
 
     for name, value in one.server.items():
         assert torch.allclose(many.server[name].double(), value.double(), rtol=0, atol=1e-10), name
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_the_card(tmp_path):
-    w, d = 4 * 62_050 + STATISTICS, 84
-    policy = 4 * (2 * d * d + 6 * d)
-
-    up, down = lenet5_bytes(tmp_path, "algorithm=fedcp")
-    assert up == w + policy
-    assert down == w + 2 * policy  # of two rounds; the seeded net costs nothing in the first

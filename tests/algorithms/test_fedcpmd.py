@@ -172,15 +172,6 @@ def settings_of_last(built, state: State):
 
 
 @pytest.mark.slow
-def test_phase_1_is_fedper():
-    keys = ("model.name=lenet5", "train.participation=1")
-    fedper = summary_of_run("algorithm=fedper", *keys)
-    fedcpmd = summary_of_run("algorithm=fedcpmd", *keys, "algorithm.k_p=3")
-
-    assert fedcpmd["weights_digest"] == fedper["weights_digest"]
-
-
-@pytest.mark.slow
 def test_layer_with_most_votes_so_far_is_personal_in_phase_1_if_configured():
     """Algorithm 2, line 13; a client without a vote keeps the classifier."""
     built = build(*FULL, "algorithm.k_p=3", "algorithm.phase1_personal=majority")

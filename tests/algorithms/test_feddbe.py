@@ -1,4 +1,4 @@
-"""FedDBE: a plain loop, FedAvg, the deployed models, refused settings, and the bytes."""
+"""FedDBE: a plain loop, FedAvg, the deployed models, refused settings."""
 
 import pytest
 import torch
@@ -21,7 +21,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import STATISTICS, lenet5_bytes
 from tests.support import build
 
 NET = (*BACKBONE, *HEAD)
@@ -127,12 +126,3 @@ def test_running_mean_with_the_default_optimizer_and_clipping_without_it_are_acc
     running = ("algorithm=feddbe", "algorithm.mu=0.5")
     assert not build(*running).algorithm.requires()
     assert not build(*running, "algorithm.kappa=0", "train.clip=1").algorithm.requires()
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_fedavg_and_of_the_common_mean(tmp_path):
-    weights, d = 4 * 62_050 + STATISTICS, 84
-
-    up, down = lenet5_bytes(tmp_path, "algorithm=feddbe")
-    assert up == weights
-    assert down == weights + 4 * d  # in two rounds; the seeded net costs nothing in the first

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from flbench.core.types import Message, Results
 from flbench.models.base import net_leaves
 from flbench.testing import played
-from tests.support import build, summary_of_run, write_npz
+from tests.support import build, write_npz
 
 EXACT = "engine.precision=64-true"
 LENET = ("model.name=lenet5", EXACT)
@@ -180,24 +180,3 @@ def test_mean_is_evaluated_and_the_dual_iterate_is_sent():
             assert torch.equal(model.dispatch.shared.values[name], state.server[f"mean.{name}"])
         assert torch.equal(sent[name], state.server[name])
         assert not torch.equal(sent[name], state.server[f"mean.{name}"])
-
-
-@pytest.mark.slow
-def test_bytes_are_fedavgs():
-    """The duals are never sent."""
-    keys = ("model.name=lenet5", "train.participation=0.6", "train.rounds=2")
-
-    feddyn = summary_of_run("algorithm=feddyn", *keys)
-    fedavg = summary_of_run("algorithm=fedavg", *keys)
-
-    assert feddyn["communication"] == fedavg["communication"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["alpha=0.5", "agg_weights=samples"])
-def test_every_option_changes_the_models(option):
-    keys = ("algorithm=feddyn", "algorithm.alpha=0.1", "train.optimizer.lr=0.1", "train.rounds=2")
-    default = summary_of_run(*keys)
-    changed = summary_of_run(*keys, f"algorithm.{option}")
-
-    assert changed["weights_digest"] != default["weights_digest"]

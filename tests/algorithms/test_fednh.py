@@ -15,11 +15,8 @@ from tests.algorithms.plain import (
     EPOCHS,
     FULL,
     ROUNDS,
-    STATISTICS,
     Plain,
     assert_close,
-    colour_images,
-    lenet5_bytes,
 )
 from tests.support import build, summary_of_run
 
@@ -181,19 +178,6 @@ def test_fixed_scale_neither_moves_nor_travels():
     learnt = summary_of_run("algorithm=fednh", "algorithm.scale=30")
     fixed = summary_of_run(*keys)
     assert learnt["weights_digest"] != fixed["weights_digest"]
-
-
-@pytest.mark.slow
-def test_bytes_are_body_scale_and_prototypes_of_held_classes(tmp_path):
-    """A client also sends a count of 4 bytes and an id of 4 bytes for each class that it holds."""
-    up, down = lenet5_bytes(tmp_path, "algorithm=fednh")
-
-    shared = (61_200 + 1) * 4 + STATISTICS
-    data = f"data.path={colour_images(tmp_path / 'colour.npz')}"
-    federation = build(data, "partition.scheme=iid", "partition.min_samples=1").federation
-    held = (federation.counts > 0).sum(dim=1).double()
-    assert up == pytest.approx(shared + float((held * (84 + 2) * 4).mean()))
-    assert down == shared + C * 84 * 4
 
 
 # Directions that are far apart

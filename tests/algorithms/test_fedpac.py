@@ -1,4 +1,4 @@
-"""FedPAC: a plain loop, the weights of heads beside scipy, FedRep, and the bytes."""
+"""FedPAC: a plain loop, the weights of heads beside scipy, FedRep."""
 
 from itertools import chain, combinations
 
@@ -24,8 +24,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import STATISTICS, lenet5_bytes
-from tests.algorithms.test_identities import held_classes
 from tests.support import build
 
 
@@ -181,19 +179,3 @@ def test_class_that_nobody_in_the_cohort_holds_keeps_its_prototype():
     first, second = one["global.prototypes"], two["global.prototypes"]
     assert all(torch.equal(first[k], second[k]) for k in range(CLASSES) if k not in now)
     assert any(not torch.equal(first[k], second[k]) for k in now)
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_the_card(tmp_path):
-    """Up: w, prototypes, counts and ids, h, v. Down: body, table; the mixed head as a reply."""
-    head, body, d, c = 850, 62_050 - 850, 84, 10
-    up, down = lenet5_bytes(tmp_path, "algorithm=fedpac")
-
-    data = ("partition.scheme=iid", "partition.min_samples=1", "model.name=lenet5")
-    path = f"data.path={tmp_path / 'colour.npz'}"
-    held = held_classes("algorithm=fedpac", path, *data)
-    assert up == pytest.approx(
-        4 * (body + head) + STATISTICS + float((held * (4 * d + 8 + 4 * d)).mean()) + 8
-    )
-    replies = 2 * 4 * head  # in both rounds
-    assert down == 4 * body + STATISTICS + 4 * c * d + c + replies

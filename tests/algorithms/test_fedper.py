@@ -9,31 +9,11 @@ from flbench.testing import after
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
-    STATISTICS,
     Plain,
     accuracies,
     assert_close,
-    deployed,
-    lenet5_bytes,
 )
-from tests.algorithms.test_identities import POLICIES
 from tests.support import build, run, summary_of_run
-
-
-@pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_without_personal_layers_it_is_fedavg_and_with_all_local_only(policy):
-    """Weights are equal to the bit."""
-    norm = f"train.batchnorm={policy}"
-    found = {
-        layers: deployed(norm, "algorithm=fedper", f"algorithm.layers={layers}")
-        for layers in (0, 3, 7)
-    }
-
-    assert found[0] == deployed(norm, "algorithm=fedavg")
-    assert found[7] == deployed(norm, "algorithm=local")
-    assert len(set(found.values())) == 3
 
 
 @pytest.mark.slow
@@ -101,13 +81,3 @@ def test_fine_tuning_is_evaluated_beside_and_discarded(tmp_path):
     assert tuned["weights_digest"] == plain["weights_digest"]
     assert len(accuracies(path, "ft")) == len(accuracies(path, "personal"))
     assert accuracies(path, "ft") != accuracies(path, "personal")
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_the_body(tmp_path):
-    """The head is never sent."""
-    body = 61_200 * 4
-
-    assert lenet5_bytes(tmp_path, "algorithm=fedper") == (body + STATISTICS,) * 2
-    local = lenet5_bytes(tmp_path, "algorithm=fedper", "train.batchnorm=local")
-    assert local == (body, body)

@@ -8,7 +8,7 @@ from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.plain import EPOCHS, FULL, ROUNDS, Plain, assert_close
 from tests.losses.support import case
-from tests.support import build, run, summary_of_run
+from tests.support import build, run
 
 
 def method(*overrides: str):
@@ -136,17 +136,6 @@ def test_prototypes_and_predictions_of_each_rule_equal_a_loop():
         assert torch.equal(counts[protocol, "test"].confusion, expected), rule
         seen.add(tuple(expected.flatten().tolist()))
     assert len(seen) == 3  # the rules differ on these samples
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["lam=3", "agg_weights=samples"])
-def test_every_option_changes_the_models(option):
-    keys = ("algorithm=fedproto", "train.participation=0.6", "train.optimizer.lr=0.1")
-
-    assert (
-        summary_of_run(*keys)["weights_digest"]
-        != summary_of_run(*keys, f"algorithm.{option}")["weights_digest"]
-    )
 
 
 def test_client_without_a_step_has_no_weight():

@@ -12,11 +12,9 @@ from flbench.experiment import rounds
 from flbench.testing import after
 from tests.algorithms.plain import (
     FULL,
-    STATISTICS,
     Plain,
     accuracies,
     assert_close,
-    lenet5_bytes,
 )
 from tests.support import build, run, summary_of_run
 
@@ -110,14 +108,6 @@ def test_heads_are_fine_tuned_beside_and_discarded(tmp_path):
     assert [(step.train, step.epochs) for step in tuning] == [(program.personal(), 3)]
     assert tuned["weights_digest"] == plain["weights_digest"]
     assert accuracies(path, "ft") != accuracies(path, "personal")
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_the_body(tmp_path):
-    """The head is never sent."""
-    found = lenet5_bytes(tmp_path, "algorithm=fedrep", "train.local_epochs=2")
-
-    assert found == (61_200 * 4 + STATISTICS,) * 2
 
 
 def test_a_frozen_body_leaves_the_head_phase():

@@ -1,4 +1,4 @@
-"""FedRoD: a plain loop, the generic model beside FedAvg's, the personal head, and the bytes."""
+"""FedRoD: a plain loop, the generic model beside FedAvg's, the personal head."""
 
 from math import log
 
@@ -19,7 +19,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import STATISTICS, lenet5_bytes
 from tests.algorithms.test_identities import LENET
 from tests.support import build
 
@@ -143,10 +142,3 @@ def test_client_with_one_class_does_not_move_the_shared_net():
     gradient = torch.autograd.grad(value([2.0, 5.0, 0.0]), logits)[0]
     assert torch.equal(gradient[:, 2], torch.zeros(4))  # the absent class
     assert gradient[0, 0] > 0
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_fedavg(tmp_path):
-    weights = 4 * 62_050 + STATISTICS
-
-    assert lenet5_bytes(tmp_path, "algorithm=fedrod") == (weights, weights)

@@ -1,4 +1,4 @@
-"""FedTGP: a plain loop, the server's loss and margin, Local-Only, and the bytes."""
+"""FedTGP: a plain loop, the server's loss and margin, Local-Only."""
 
 from math import exp, log, sqrt
 
@@ -20,8 +20,7 @@ from tests.algorithms.loops import (
     mean_cross_entropy,
     platform,
 )
-from tests.algorithms.plain import deployed, lenet5_bytes
-from tests.algorithms.test_identities import held_classes
+from tests.algorithms.test_identities import trained
 from tests.support import build
 
 NET = (*BACKBONE, *HEAD)
@@ -153,7 +152,7 @@ def test_without_pull_it_is_local_only():
     expected = after(build(*KEYS, "algorithm=local"), 2).clients
     for name in NET:
         assert torch.equal(found[name], expected[name])
-    assert deployed("algorithm=fedtgp") != deployed("algorithm=local")
+    assert trained("fedtgp") != trained("local")
 
 
 @pytest.mark.slow
@@ -163,14 +162,3 @@ def test_server_that_does_not_train_keeps_its_prototypes():
 
     assert torch.equal(one["global.prototypes"], two["global.prototypes"])
     assert one["global.present"].sum() == CLASSES
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_fedproto(tmp_path):
-    d, c = 84, 10
-    up, down = lenet5_bytes(tmp_path, "algorithm=fedtgp", "algorithm.server_epochs=1")
-
-    data = ("partition.scheme=iid", "partition.min_samples=1", "model.name=lenet5")
-    held = held_classes("algorithm=fedtgp", f"data.path={tmp_path / 'colour.npz'}", *data)
-    assert up == pytest.approx(float((held * (4 * d + 8)).mean()))
-    assert down == 4 * c * d + c

@@ -1,4 +1,4 @@
-"""Floco: a plain loop, the placement beside scikit-learn and scipy, special cases, the bytes."""
+"""Floco: a plain loop, the placement beside scikit-learn and scipy, special cases."""
 
 from math import log, sqrt
 
@@ -16,7 +16,6 @@ from flbench.testing import after
 from tests.algorithms.loops import (
     BACKBONE,
     BATCH,
-    CLASSES,
     EPOCHS,
     HEAD,
     KEYS,
@@ -28,7 +27,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import STATISTICS, lenet5_bytes
 from tests.support import build
 
 POINTS, M = "simplex.weight", 3
@@ -233,15 +231,3 @@ def test_clients_far_apart_are_placed_at_different_vertices():
     points, energy = placed(5 * torch.eye(3).double())
     assert torch.allclose(points, torch.eye(3).double())
     assert energy == pytest.approx(log(1 / 2))
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_the_endpoints(tmp_path):
-    body, c, d, m = 4 * (62_050 - 850) + STATISTICS, CLASSES, 84, 4
-    sent = body + 4 * (m * c * d + c)
-
-    keys = ("algorithm=floco", f"algorithm.endpoints={m}")
-    up, down = lenet5_bytes(tmp_path, *keys)
-    assert up == sent
-    # of two rounds: the seeded body costs nothing in the first, points are sent in the second
-    assert down == sent + 4 * m * c * d + 4 * m

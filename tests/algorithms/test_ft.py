@@ -8,29 +8,11 @@ from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.plain import (
     FULL,
-    STATISTICS,
     Plain,
     accuracies,
-    deployed,
-    lenet5_bytes,
 )
 from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build, run
-
-NONE = ("algorithm=ft", "algorithm.finetune_epochs=0")
-
-
-@pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_without_fine_tuning_it_is_fedavg_to_the_bit(policy):
-    norm = f"train.batchnorm={policy}"
-    head = ("algorithm.finetune=head_first", "algorithm.head_epochs=0")
-    fedavg = deployed(norm, "algorithm=fedavg")
-
-    assert deployed(norm, *NONE) == fedavg
-    assert deployed(norm, *NONE, *head) == fedavg
-    assert deployed(norm, "algorithm=ft") != fedavg
 
 
 @pytest.mark.slow
@@ -117,9 +99,3 @@ def test_models_of_other_configurations_are_evaluated_beside_it(tmp_path):
     assert accuracies(ft, "gm", "common") == accuracies(fedavg, "gm", "common")
     assert accuracies(ft, "personal") != accuracies(ft, "noft")
     assert summary["last"]["test"]["accuracy"] > summary["last"]["test"]["noft"]["accuracy"]
-
-
-@pytest.mark.slow
-def test_bytes_are_fedavgs(tmp_path):
-    """A fine-tuned model is never sent."""
-    assert lenet5_bytes(tmp_path, "algorithm=ft") == (62_050 * 4 + STATISTICS,) * 2

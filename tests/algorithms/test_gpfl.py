@@ -1,4 +1,4 @@
-"""GPFL: a plain loop, bounds of the loss, the deployed model, and the bytes."""
+"""GPFL: a plain loop, bounds of the loss, the deployed model."""
 
 from math import exp, log
 
@@ -23,7 +23,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import STATISTICS, lenet5_bytes
 from tests.support import build
 
 G = "gce.weight"
@@ -159,14 +158,3 @@ def value_gap(z, embeddings):
     """The cosine with the own embedding minus that with any other one."""
     cos = z @ embeddings.T / embeddings.norm(dim=1)
     return float(cos[0, 0] - cos[0, 1])
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_the_card(tmp_path):
-    body, d, c = 4 * (62_050 - 850) + STATISTICS, 84, 10
-    extra = 4 * (2 * d * d + 6 * d + c * d)
-    assert 2 * d * d + 6 * d == 14_616
-
-    up, down = lenet5_bytes(tmp_path, "algorithm=gpfl")
-    assert up == body + extra
-    assert down == body + 2 * extra  # of two rounds; the seeded body costs nothing in the first

@@ -22,7 +22,7 @@ from flbench.experiment.rounds import settings_of
 from flbench.losses.similarity import class_sums, cosines
 from flbench.testing import after
 from tests.losses.support import TINY, case
-from tests.support import build, summary_of_run
+from tests.support import build
 
 N, C, D = 6, 5, 4
 
@@ -162,21 +162,6 @@ def test_schedules_start_with_cross_entropy_alone():
     assert later["beta"] == pytest.approx(0.5 * (1 - exp(-0.4)))
     assert later["lambda"] == pytest.approx(0.5 * exp(-0.4))
     assert later["beta_lambda"] == pytest.approx(later["beta"] * later["lambda"])
-
-
-OPTIONS = ["share=full", "distillation=ordinary", "tau=0.5", "alpha=0.95", "gamma=3", "lambda0=2"]
-"""Those that tests/algorithms/test_hfcd_loops.py does not compare with loops."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_changes_the_models_and_stays_finite(option):
-    keys = ("algorithm=hfcd", "train.optimizer.lr=0.1", "train.rounds=4", "algorithm.alpha=0.2")
-    default = summary_of_run(*keys)
-    changed = summary_of_run(*keys, f"algorithm.{option}")
-
-    assert changed["weights_digest"] != default["weights_digest"]
-    assert changed["diverged"] == 0
 
 
 def test_clients_bank_is_the_mean_feature_of_each_class_after_training():

@@ -1,8 +1,12 @@
-"""Methods that must equal one another, bit for bit, and the bytes that they must cost."""
+"""Methods that must equal one another, bit for bit, and options that must change them."""
+
+from functools import cache
 
 import pytest
 import torch
 
+from flbench.core.tree import digest
+from flbench.experiment.rounds import exchange, settings_of, train
 from flbench.models.base import net_leaves
 from flbench.testing import after, with_method
 from tests.support import build, summary_of_run
@@ -11,67 +15,136 @@ pytestmark = pytest.mark.slow
 
 POLICIES = ["average", "local", "drop"]
 LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
+ONE = "partition.clients=1 train.participation=1"
+LINEAR = "adaptive=false agg_weights=samples"
+
+EQUAL = [
+    # a method with keys, the method that it is then, others that it is not, whether bytes are equal
+    ("fedprox mu=0", "fedavg", ["fedprox mu=0.1"], True),
+    ("hfcd lambda0=0 share=none", "local", ["hfcd"], False),
+    ("hfcd lambda0=0 share=full", "fedavg", [], False),
+    # Its loss is cross entropy in the first round, because beta(0) = 0.
+    ("hfcd loss_form=nested train.rounds=1", "local train.rounds=1", [], False),
+    ("hfcd loss_form=separate train.rounds=1", "local train.rounds=1", [], False),
+    ("fedproto lam=0", "local", ["fedproto"], False),
+    # One client of weight one: the mean returns its model.
+    (f"fedavg {ONE}", f"local {ONE}", [], False),
+    ("cfl eps1=0 start_round=0 agg_weights=uniform", "fedavg agg_weights=uniform", [], True),
+    ("cfl eps1=0 start_round=0 agg_weights=samples", "fedavg agg_weights=samples", [], True),
+    ("ditto lam=0", "local", ["ditto"], False),
+    ("fedala eta=0", "fedavg", [], True),
+    ("fedala eta=0 engine.name=vectorized", "fedavg engine.name=vectorized", [], True),
+    ("fedamp start=own similarity=distance pull=0", "local", ["fedamp start=own pull=1"], False),
+    ("fedamp start=own similarity=cosine pull=0", "local", [], False),
+    (f"fedamp pull=0 {ONE}", f"local {ONE}", [], False),
+    ("fedbn allow_no_bn=true model.norm=none", "fedavg model.norm=none", [], True),
+    ("fedcac tau=0", "fedavg", ["fedcac"], False),
+    ("fedcmd rho=1", "fedavg", [], False),
+    ("fedcpmd k_p=2 train.participation=1", "fedper train.participation=1", [], False),
+    ("fedper layers=0", "fedavg", ["fedper layers=3", "local"], True),
+    ("fedper layers=7", "local", ["fedper layers=3"], False),
+    ("ft finetune_epochs=0", "fedavg", ["ft"], True),
+    ("ft finetune_epochs=0 finetune=head_first head_epochs=0", "fedavg", [], True),
+    *(
+        (
+            f"ifca clusters=1 {keys}",
+            "fedavg agg_weights=uniform",
+            [f"ifca clusters=2 {keys}"],
+            False,
+        )
+        for keys in ("agg_weights=uniform share_body=true", "agg_weights=uniform share_body=false")
+    ),
+    ("lgfedavg layers=0", "local", ["lgfedavg layers=4"], False),
+    ("lgfedavg layers=5", "fedavg agg_weights=uniform", ["lgfedavg layers=4"], True),
+    (
+        "lgfedavg warmup=1 train.rounds=3",
+        "fedavg agg_weights=uniform train.rounds=3",
+        ["lgfedavg warmup=0.5 train.rounds=3", "lgfedavg warmup=0 train.rounds=3"],
+        True,
+    ),
+    ("moon mu=0", "fedavg", [], True),
+    ("pfedsim rho=1", "fedavg", [], True),
+]
+NORM = "model.norm=group"
+DROP = "train.batchnorm=drop"
+EQUAL_WITH = (
+    [  # some policies of BatchNorm alone
+        (f"apfl {LINEAR} alpha=0 {norm}", f"fedavg {norm}", [f"apfl {LINEAR} {norm}"], False)
+        for norm in (NORM, DROP)
+    ]
+    + [
+        (f"apfl {LINEAR} alpha=1 {norm}", f"local {norm}", [f"apfl {LINEAR} {norm}"], False)
+        for norm in (NORM, DROP)
+    ]
+    + [("fedbn train.batchnorm=average", "fedbn train.batchnorm=local", [], True)]
+)
+MLP = "model.name=mlp train.optimizer.lr=0.1"
+OPTIONS = [
+    ("fedavg", ["agg_weights=uniform"]),
+    (f"feddyn alpha=0.1 {MLP}", ["alpha=0.5", "agg_weights=samples"]),
+    (f"fedproto {MLP}", ["lam=3", "agg_weights=samples"]),
+    # Those that tests/algorithms/test_hfcd_loops.py does not compare with loops
+    (
+        f"hfcd alpha=0.2 train.rounds=4 {MLP}",
+        ["share=full", "distillation=ordinary", "tau=0.5", "alpha=0.95", "gamma=3", "lambda0=2"],
+    ),
+    (f"moon {MLP}", ["mu=1", "tau=0.1"]),
+    (
+        "scaffold model.name=mlp train.optimizer.momentum=0",
+        ["server_lr=0.5", "agg_weights=samples"],
+    ),
+]
 
 
-def digest(*overrides: str) -> str:
-    return summary_of_run(*LENET, *overrides)["weights_digest"]
+@cache
+def trained(words: str, *more: str) -> tuple[str, float, float]:
+    """Return the digest of the models that clients are evaluated with, and bytes up and down.
+
+    Args:
+        words: A method and its keys; those without a section are the method's.
+        more: Further keys.
+    """
+    method, *keys = words.split()
+    keys = [key if "." in key.partition("=")[0] else f"algorithm.{key}" for key in keys]
+    built = build(*LENET, "train.rounds=2", f"algorithm.name={method}", *more, *keys)
+    algorithm, state, costs = built.algorithm, built.start(), []
+    while state.round < built.config.train.rounds:
+        settings = settings_of(algorithm, state, setup=algorithm.stages()[state.stage].setup)
+        over = exchange(algorithm, state, train(algorithm, built.engine, state, settings))
+        state = over.state
+        costs.append(over.costs)
+    models = list(built.evaluator(print).deployed(state, settings_of(algorithm, state)))
+    assert all(value.isfinite().all() for model in models for value in model.values())
+    up, down = (sum(one.get(f"{way}_bytes", 0) for one in costs) for way in ("up", "down"))
+    return digest(models), up, down
+
+
+def assert_equal(one, other, differing, with_bytes, *more):
+    found, expected = trained(one, *more), trained(other, *more)
+
+    assert found[0] == expected[0]
+    assert found == expected or not with_bytes
+    others = {trained(words, *more)[0] for words in differing}
+    assert len(others | {expected[0]}) == len(differing) + 1
 
 
 @pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
-def test_fedprox_without_pull_is_fedavg(policy):
-    """Weights are equal to the bit."""
-    norm = f"train.batchnorm={policy}"
-    fedavg = digest(norm, "algorithm=fedavg")
-
-    assert digest(norm, "algorithm=fedprox", "algorithm.mu=0") == fedavg
-    assert digest(norm, "algorithm=fedprox", "algorithm.mu=0.1") != fedavg
+@pytest.mark.parametrize("row", EQUAL, ids=lambda row: row[0])
+def test_methods_are_equal(policy, row):
+    assert_equal(*row, f"train.batchnorm={policy}")
 
 
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_hfcd_without_strength_is_local_only(policy):
-    """The loss is cross entropy in round 0 if beta(0) = 0, and in all rounds if lambda0 = 0."""
-    norm = f"train.batchnorm={policy}"
-    local = digest(norm, "algorithm=local")
-
-    assert digest(norm, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=none") == local
-    assert digest(norm, "algorithm=hfcd") != local
+@pytest.mark.parametrize("row", EQUAL_WITH, ids=lambda row: row[0])
+def test_methods_are_equal_with_some_norms(row):
+    assert_equal(*row)
 
 
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_hfcd_that_shares_everything_without_strength_is_fedavg(policy):
-    norm = f"train.batchnorm={policy}"
-    fedavg = digest(norm, "algorithm=fedavg")
+@pytest.mark.parametrize(("words", "options"), OPTIONS, ids=lambda one: str(one).split()[0])
+def test_every_option_changes_the_models(words, options):
+    found = {trained(words)[0], *(trained(f"{words} {option}")[0] for option in options)}
 
-    assert digest(norm, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=full") == fedavg
-
-
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_fedproto_without_pull_is_local_only(policy):
-    norm = f"train.batchnorm={policy}"
-    local = digest(norm, "algorithm=local")
-
-    assert digest(norm, "algorithm=fedproto", "algorithm.lam=0") == local
-    assert digest(norm, "algorithm=fedproto") != local
-
-
-@pytest.mark.parametrize("form", ["nested", "separate"])
-def test_hfcd_first_round_is_cross_entropy_exactly(form):
-    one = ("train.rounds=1",)
-
-    assert digest("algorithm=hfcd", f"algorithm.loss_form={form}", *one) == digest(
-        "algorithm=local", *one
-    )
-
-
-def test_fedavg_with_one_client_is_that_client():
-    """One client of weight one: the mean returns its model bit for bit."""
-    keys = ("partition.clients=1", "train.participation=1")
-
-    assert digest("algorithm=fedavg", *keys) == digest("algorithm=local", *keys)
+    assert len(found) == len(options) + 1
 
 
 def test_fedavg_of_one_step_is_a_step_on_the_weighted_mean_gradient():
@@ -106,22 +179,12 @@ def test_fedavg_of_one_step_is_a_step_on_the_weighted_mean_gradient():
         assert torch.allclose(state.server[name], leaf - 0.01 * leaf.grad, rtol=0, atol=1e-12), name
 
 
-def test_uniform_weights_differ_from_sample_weights():
-    assert digest("algorithm=fedavg", "algorithm.agg_weights=uniform") != digest("algorithm=fedavg")
-
-
 def test_batchnorm_policies_differ_only_where_statistics_are():
-    found = {
-        policy: digest("algorithm=fedavg", f"train.batchnorm={policy}")
-        for policy in ("average", "local", "drop")
-    }
+    found = {policy: trained("fedavg", f"train.batchnorm={policy}")[0] for policy in POLICIES}
 
     assert len(set(found.values())) == 3
-    plain = [
-        digest("algorithm=fedavg", "model.norm=none", f"train.batchnorm={policy}")
-        for policy in ("average", "drop")
-    ]
-    assert plain[0] == plain[1]
+    plain = [trained("fedavg model.norm=none", f"train.batchnorm={one}")[0] for one in POLICIES]
+    assert plain[0] == plain[2]
 
 
 def test_batchnorm_local_keeps_statistics_with_the_client():
@@ -147,68 +210,3 @@ def test_local_only_never_sampled_clients_stay_at_the_start_and_are_counted():
     assert summary["clients_never_trained"] >= 3
     assert full["clients_never_trained"] == 0
     assert full["client_trainings"] == 10
-
-
-# Bytes
-
-
-def traffic(tmp_path, *overrides: str, rounds: int = 2) -> tuple[float, float]:
-    """Bytes up and down per client and round.
-
-    The first round's dispatch is the seeded start and free.
-    """
-    summary = summary_of_run(f"train.rounds={rounds}", "train.participation=1", *overrides)
-    bytes_ = summary["communication"]
-    return bytes_["up_bytes"] / (5 * rounds), bytes_["down_bytes"] / (5 * (rounds - 1))
-
-
-def test_fedavg_sends_all_weights_and_statistics_both_ways(tmp_path):
-    """LeNet-5 on 16x16 grey images, 10 classes: counted by hand below.
-
-    44 statistics, 2 counters of 8 bytes.
-    """
-    weights = (
-        (25 * 6 + 6)
-        + 12
-        + (6 * 25 * 16 + 16)
-        + 32
-        + (16 * 120 + 120)
-        + (120 * 84 + 84)
-        + (84 * 10 + 10)
-    )
-    expected = 4 * weights + 4 * 44 + 2 * 8
-
-    assert traffic(tmp_path, "algorithm=fedavg", "model.name=lenet5") == (expected, expected)
-    assert (
-        traffic(tmp_path, "algorithm=fedavg", "model.name=lenet5", "train.batchnorm=local")
-        == (4 * weights,) * 2
-    )
-
-
-def held_classes(*overrides: str) -> torch.Tensor:
-    return (build(*overrides).federation.counts > 0).sum(dim=1).double()
-
-
-def test_fedproto_sends_prototypes_counts_and_ids_of_held_classes(tmp_path):
-    up, down = traffic(tmp_path, "algorithm=fedproto")
-
-    held, d = held_classes("algorithm=fedproto"), 64
-    assert up == pytest.approx(float((held * (4 * d + 8)).mean()))
-    assert down == 4 * 10 * d + 10
-
-
-def test_hfcd_sends_a_similarity_for_each_pair_of_held_classes(tmp_path):
-    up, down = traffic(tmp_path, "algorithm=hfcd")
-
-    held, d = held_classes("algorithm=hfcd"), 64
-    pairs = held * (held - 1) / 2
-    assert up == pytest.approx(float((held * (4 * d + 8) + 4 * pairs).mean()))
-    assert down == 4 * 10 * d + 10 + 4 * 100
-
-
-def test_hfcd_that_shares_its_weights_pays_for_them(tmp_path):
-    up, _ = traffic(tmp_path, "algorithm=hfcd")
-    with_net, _ = traffic(tmp_path, "algorithm=hfcd", "algorithm.share=full")
-
-    net = 64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10
-    assert with_net - up == pytest.approx(4 * net)

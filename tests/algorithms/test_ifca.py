@@ -1,4 +1,4 @@
-"""IFCA: FedAvg with one model, a loop over all models, the choices of clients, and bytes."""
+"""IFCA: FedAvg with one model, a loop over all models, the choices of clients."""
 
 import numpy as np
 import pytest
@@ -12,13 +12,9 @@ from tests.algorithms.plain import (
     EPOCHS,
     FULL,
     ROUNDS,
-    STATISTICS,
     Plain,
     assert_close,
-    deployed,
-    lenet5_bytes,
 )
-from tests.algorithms.test_identities import POLICIES
 from tests.support import build, write_npz
 
 EXACT = "engine.precision=64-true"
@@ -38,19 +34,6 @@ def losses(plain, state, several, clusters, client):
     x, y = plain.samples(client)
     outs = [plain.outputs(model(state, j, several), x, train=False) for j in range(clusters)]
     return torch.stack([cross_entropy(out.logits, y) for out in outs])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", ["true", "false"])
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_one_model_is_fedavg_to_the_bit(policy, shared):
-    keys = (f"train.batchnorm={policy}", "algorithm.agg_weights=uniform")
-    fedavg = deployed("algorithm=fedavg", *keys)
-
-    one = ("algorithm=ifca", f"algorithm.share_body={shared}", *keys)
-    assert deployed("algorithm.clusters=1", *one) == fedavg
-    assert deployed("algorithm.clusters=2", *one) != fedavg
 
 
 def test_models_start_as_other_draws_of_the_seeded_net():
@@ -177,13 +160,3 @@ def test_two_kinds_of_clients_find_one_model_each(tmp_path):
 
     a, b, c, d = results.sent.values["choice"].tolist()
     assert a == b != c == d
-
-
-@pytest.mark.slow
-def test_bytes_are_all_models_down_and_one_model_and_a_number_up(tmp_path):
-    """Both rounds are charged downwards, because clients do not know the initial models."""
-    w, head = 4 * 62_050 + STATISTICS, 4 * 850
-
-    assert lenet5_bytes(tmp_path, "algorithm=ifca") == (w + 4, 2 * 3 * w)
-    found = lenet5_bytes(tmp_path, "algorithm=ifca", "algorithm.share_body=true")
-    assert found == (w + 4, 2 * 3 * head + w - head)

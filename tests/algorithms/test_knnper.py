@@ -1,4 +1,4 @@
-"""kNN-Per: FedAvg's training, a plain loop of the prediction, special neighbours, and the bytes."""
+"""kNN-Per: FedAvg's training, a plain loop of the prediction, special neighbours."""
 
 from math import exp
 
@@ -11,7 +11,6 @@ from flbench.core.types import Samples
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after, fingerprint
 from tests.algorithms.loops import CLASSES, KEYS, WIDTH, Clients, assert_equal, net
-from tests.algorithms.plain import lenet5_bytes
 from tests.support import build
 
 
@@ -170,9 +169,3 @@ def test_ties_of_lambda_go_to_the_middle():
     assert chosen(10) == 1.0
     assert chosen(*range(11)) == 0.5
     assert chosen(0, count=0) == 0.5
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_fedavg(tmp_path):
-    fedavg = lenet5_bytes(tmp_path, "algorithm=fedavg")
-    assert lenet5_bytes(tmp_path, "algorithm=knnper") == fedavg

@@ -19,13 +19,9 @@ from tests.algorithms.loops import (
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
-    STATISTICS,
     Plain,
     assert_close,
-    deployed,
-    lenet5_bytes,
 )
-from tests.algorithms.test_identities import POLICIES
 from tests.support import build, summary_of_run
 
 LENET5 = [  # (first layer, its normalization), ... in the order of the forward pass
@@ -35,22 +31,6 @@ LENET5 = [  # (first layer, its normalization), ... in the order of the forward 
     ("backbone.fc2",),
     ("head",),
 ]
-
-
-@pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_with_all_layers_it_is_fedavg_and_with_none_local_only(policy):
-    """Weights are equal to the bit, with equal weights of the clients."""
-    norm = f"train.batchnorm={policy}"
-    found = {
-        layers: deployed(norm, "algorithm=lgfedavg", f"algorithm.layers={layers}")
-        for layers in (0, 4, 5)
-    }
-
-    assert found[0] == deployed(norm, "algorithm=local")
-    assert found[5] == deployed(norm, "algorithm=fedavg", "algorithm.agg_weights=uniform")
-    assert len(set(found.values())) == 3
 
 
 @pytest.mark.parametrize("layers", range(6))
@@ -111,22 +91,6 @@ def test_heads_of_a_perceptron_equal_a_loop(weights, warmup):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_with_warm_up_alone_it_is_fedavg(policy):
-    """Weights are equal to the bit; with a shorter one they are those of no other setting."""
-    norm = f"train.batchnorm={policy}"
-    found = {
-        share: deployed(norm, "algorithm=lgfedavg", f"algorithm.warmup={share}", rounds=3)
-        for share in (0, 0.5, 1)
-    }
-
-    fedavg = ("algorithm=fedavg", "algorithm.agg_weights=uniform")
-    assert found[1] == deployed(norm, *fedavg, rounds=3)
-    assert len(set(found.values())) == 3
-
-
-@pytest.mark.slow
 def test_lower_layers_cross_once_after_the_warm_up():
     """Five clients: FedAvg in round 1, the whole net down in round 2, then heads alone."""
     summary = summary_of_run(
@@ -159,14 +123,3 @@ def test_layers_of_lenet_with_batchnorm_equal_a_loop():
     assert_close(state.server, server)
     for client in range(5):
         assert_close({name: rows[client] for name, rows in state.clients.items()}, kept[client])
-
-
-@pytest.mark.slow
-def test_it_sends_what_fedper_does_not(tmp_path):
-    whole = lenet5_bytes(tmp_path, "algorithm=fedavg")
-    head = lenet5_bytes(tmp_path, "algorithm=lgfedavg")
-    body = lenet5_bytes(tmp_path, "algorithm=fedper")
-
-    assert head == (4 * 850,) * 2
-    assert body == (4 * (62_050 - 850) + STATISTICS,) * 2
-    assert whole == tuple(a + b for a, b in zip(head, body, strict=True))

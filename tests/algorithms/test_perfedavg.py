@@ -21,7 +21,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.test_identities import traffic
 from tests.support import build
 
 W = (*BACKBONE, *HEAD)
@@ -210,8 +209,3 @@ def test_batchnorm_sees_the_whole_batch_in_both_engines(version):
     assert any("running_mean" in name for name in one)
     for name, value in one.items():
         assert torch.allclose(value.double(), many[name].double(), rtol=0, atol=1e-9), name
-
-
-@pytest.mark.slow
-def test_it_costs_the_bytes_of_fedavg(tmp_path):
-    assert traffic(tmp_path, "algorithm=perfedavg") == traffic(tmp_path, "algorithm=fedavg")

@@ -1,4 +1,4 @@
-"""pFedFDA: a plain loop, Bayes' rule beside scikit-learn, identities, and the bytes."""
+"""pFedFDA: a plain loop, Bayes' rule beside scikit-learn, identities."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,6 @@ from tests.algorithms.loops import (
     net,
     weighted_sum,
 )
-from tests.algorithms.plain import STATISTICS, lenet5_bytes
 from tests.support import build
 
 EPS = 1e-4
@@ -204,13 +203,3 @@ def test_client_with_one_sample_of_each_class_takes_the_global_gaussians():
 
     assert alone
     assert not state.clients["beta"][alone].any()
-
-
-@pytest.mark.slow
-def test_bytes_are_those_of_the_body_and_gaussians(tmp_path):
-    body, d, c = 4 * (62_050 - 850) + STATISTICS, 84, 10
-    gauss = 4 * (c * d + d * (d + 1) // 2)
-
-    up, down = lenet5_bytes(tmp_path, "algorithm=pfedfda")
-    assert up == body + gauss
-    assert down == body + 2 * gauss  # of two rounds; the seeded body costs nothing in the first

@@ -1,4 +1,4 @@
-"""pFedHN: a plain loop, its limits (gradient descent, FedAvg), clients that join, and the bytes."""
+"""pFedHN: a plain loop, its limits (gradient descent, FedAvg), clients that join."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,6 @@ from tests.algorithms.loops import (
     net,
     platform,
 )
-from tests.algorithms.plain import lenet5_bytes
 
 NET = (*BACKBONE, *HEAD)
 V = "embeddings"
@@ -265,12 +264,3 @@ def test_default_rate_of_the_server_is_the_papers_times_the_clients_of_a_round(p
 
 def test_embedding_has_the_length_of_the_paper():
     assert build("algorithm=pfedhn", "partition.clients=6").start().server[V].shape == (6, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("head", "scalars"), [("generated", 62_050), ("personal", 61_200)])
-def test_generated_weights_are_sent_both_ways_and_statistics_stay(tmp_path, head, scalars):
-    up, down = lenet5_bytes(tmp_path, "algorithm=pfedhn", f"algorithm.head={head}")
-
-    assert up == 4 * scalars
-    assert down == 2 * 4 * scalars  # two rounds: weights are generated in the first one too

@@ -11,11 +11,9 @@ from tests.algorithms.plain import (
     FULL,
     LR,
     ROUNDS,
-    STATISTICS,
     Plain,
     accuracies,
     assert_close,
-    lenet5_bytes,
 )
 from tests.algorithms.test_identities import POLICIES
 from tests.support import build, run
@@ -166,9 +164,3 @@ def test_steps_that_go_too_far_are_noted(key, word):
 
     assert notes(key)
     assert not notes()
-
-
-@pytest.mark.slow
-def test_bytes_are_fedavgs(tmp_path):
-    """theta is never sent."""
-    assert lenet5_bytes(tmp_path, "algorithm=pfedme") == (62_050 * 4 + STATISTICS,) * 2

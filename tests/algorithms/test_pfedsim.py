@@ -28,19 +28,6 @@ def slow_similarity(a, b, classes) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", ["average", "local", "drop"])
-def test_warm_up_to_the_end_is_fedavg(policy):
-    """Weights are equal to the bit."""
-    keys = ("model.name=lenet5", "train.participation=0.6", f"train.batchnorm={policy}")
-    fedavg = summary_of_run(*keys, "algorithm=fedavg")
-    pfedsim = summary_of_run(*keys, "algorithm=pfedsim", "algorithm.rho=1")
-
-    assert pfedsim["weights_digest"] == fedavg["weights_digest"]
-    assert pfedsim["communication"] == fedavg["communication"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("classes", ["all", "union"])
 def test_rounds_after_the_warm_up_equal_a_loop_over_the_formulas(classes):
     built = build(*KEYS, f"algorithm.classes={classes}")

@@ -10,13 +10,11 @@ from tests.algorithms.plain import (
     FULL,
     LR,
     ROUNDS,
-    STATISTICS,
     Plain,
     assert_close,
-    lenet5_bytes,
 )
 from tests.algorithms.test_identities import POLICIES
-from tests.support import build, summary_of_run, write_npz
+from tests.support import build, write_npz
 
 EXACT = "engine.precision=64-true"
 UNIFORM = "algorithm.agg_weights=uniform"
@@ -172,18 +170,3 @@ def test_client_without_a_step_changes_nothing():
             rows = [value for name, value in tree.items() if name.startswith(prefix)]
             assert rows
             assert not any(value.any() for value in rows)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["server_lr=0.5", "agg_weights=samples"])
-def test_every_option_changes_the_models(option):
-    default = summary_of_run("algorithm=scaffold")
-    changed = summary_of_run("algorithm=scaffold", f"algorithm.{option}")
-
-    assert changed["weights_digest"] != default["weights_digest"]
-
-
-@pytest.mark.slow
-def test_bytes_are_twice_the_weights_each_way(tmp_path):
-    """w and c go down, w_i and dc_i go up, c_i is never sent."""
-    assert lenet5_bytes(tmp_path, "algorithm=scaffold") == (8 * 62_050 + STATISTICS,) * 2

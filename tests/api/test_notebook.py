@@ -58,6 +58,7 @@ async def _interrupt(client, book, begun):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.processes
 def test_interrupt_of_a_kernel_saves_and_resume_continues(tmp_path):
     book = nbformat.v4.new_notebook()
     book.cells = [nbformat.v4.new_code_cell(text) for text in (SETTING, INTERRUPTED, RESUMED)]

@@ -13,12 +13,6 @@ SCHEME = "tests.api.own_parts:every_kth"
 SMALL = {"clients": 3, "samples": 90, "min_samples": 5}
 
 
-def short(out, partition, **keys):
-    """A run of two rounds."""
-    keys = {"train": {"rounds": 2, "local_epochs": 1}, "engine": {"threads": 1}, **keys}
-    return fl.run("fedavg", partition=partition, output={"dir": out}, progress=False, **keys)
-
-
 def dealt(scheme, **keys):
     return fl.partition("digits", fl.Scheme(scheme, **{**SMALL, **keys}))
 

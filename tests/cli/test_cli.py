@@ -61,6 +61,7 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_files_of_the_current_folder_replace_no_module_of_python(tmp_path):
     """`python -m` searches the current folder first; the command `flbench` searches it last."""
     for name in ("email", "mlflow", "random", "statistics", "torch", "types"):
@@ -198,6 +199,7 @@ def test_estimated_steps_are_those_of_a_round():
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_ctrl_c_of_a_real_process_exits_with_130(tmp_path):
     items = [*SMALL, "train.rounds=100000", f"output.dir={tmp_path / 'runs'}"]
     process = subprocess.Popen(
@@ -221,6 +223,7 @@ def test_ctrl_c_of_a_real_process_exits_with_130(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("library", ["libtorch_cpu", "libtorch_python"])
+@pytest.mark.processes
 def test_ctrl_c_in_the_middle_of_the_imports_is_one_line(tmp_path, library):
     process = subprocess.Popen(
         [sys.executable, "-m", "flbench", "run", "fedavg", "--out", str(tmp_path)],

@@ -133,6 +133,7 @@ def with_pickle(file: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_nothing_is_imported_unpickled_or_downloaded(finished, tmp_path):
     for module in OPTIONAL:
         (tmp_path / f"{module}.py").write_text("open('imported', 'w')\nNet = object\n")

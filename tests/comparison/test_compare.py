@@ -470,6 +470,7 @@ def test_cells_at_once_survive_the_death_of_their_driver(
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_one_data_set_is_given_as_for_a_run_and_two_jobs_need_no_ray(tmp_path):
     """In a process of its own, in which nothing has imported Ray."""
     code = f"""

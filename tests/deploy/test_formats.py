@@ -110,6 +110,7 @@ def assert_load_without_flbench(paths, folder, chosen):
                 assert torch.equal(scores.argmax(dim=1), wanted.argmax(dim=1))
 
 
+@pytest.mark.processes
 def test_images(tmp_path):
     small = (*SMALL, "model.name=lenet5", "partition.samples=300")
     paths = [run(tmp_path, *small, f"algorithm={name}")[0] for name in ("fedper", "fedproto")]

@@ -429,6 +429,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.processes
 def test_script_needs_no_guard_and_leaves_no_process_when_it_is_killed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -132,6 +132,7 @@ def page_faults(what: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+@pytest.mark.processes
 def test_equal_steps_need_no_new_memory():
     kept, usual = page_faults("keep"), page_faults("usual")
 

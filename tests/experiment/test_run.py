@@ -415,6 +415,7 @@ def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, 
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "name",
     [name if name == "hfcd" else pytest.param(name, marks=pytest.mark.full) for name in METHODS],

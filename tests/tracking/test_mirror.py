@@ -129,6 +129,7 @@ def test_run_is_mirrored_by_a_process_of_its_own(tmp_path):
 
 
 @pytest.mark.usefixtures("_forked")
+@pytest.mark.processes
 def test_killed_run_is_marked_and_its_resumption_continues_the_same_entry(tmp_path, uri):
     store = stores.open_store(uri)
     items = [
@@ -183,6 +184,7 @@ def test_mirror_reports_how_a_failed_run_ended(finished, tmp_path, uri):
 
 
 @pytest.mark.usefixtures("_forked")
+@pytest.mark.processes
 def test_a_server_that_starts_late_or_dies_gets_everything(finished, tmp_path, capsys):
     path = shutil.copytree(finished, tmp_path / "late")
     port = free_port()

@@ -128,6 +128,7 @@ time.sleep(100)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.3])
+@pytest.mark.processes
 def test_the_server_ends_at_once_with_its_parent_also_while_it_imports(delay):
     parent = subprocess.Popen(
         [sys.executable, "-c", IMPORTING], env=startup.environment(), stdout=subprocess.PIPE
