@@ -7,7 +7,7 @@ import torch
 
 import flbench.algorithms as fl
 from flbench.algorithms.base import Algorithm, state_of
-from flbench.algorithms.fedpc import TABLE, class_pull, group_weights
+from flbench.algorithms.fedpc import TABLE, class_pull
 from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.client.program import Phase
 from flbench.config.schema import AlgorithmConfig
@@ -158,89 +158,6 @@ def situation(algorithm, state: State, ids: list[int], seed: int = 0) -> tuple[S
     steps = torch.ones(len(ids), dtype=torch.int64)
     results = Results(torch.tensor(ids), steps, torch.zeros(len(ids)), {}, sent, {})
     return replace(state, server=server, stage=1, stage_round=1, round=1, is_initial=False), results
-
-
-def cos(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float(a @ b) / max(float(a.norm() * b.norm()), 1e-12)
-
-
-def slow_server(state: State, results: Results, agg_weights: str):
-    """Compute lines 13-14 of Algorithm 1, eq. 5-6 and eq. 7-8 by loops in float64."""
-    server, sent, ids = state.server, results.sent, results.ids.tolist()
-    names = [name for name in sent.values if name != "prototypes"]
-    weight = {i: float(SIZES[i]) if agg_weights == "samples" else 1.0 for i in ids}
-    theta = {name: server[f"intra.{name}"].clone() for name in names}
-    table, has = server[f"intra.{TABLE[0]}"].clone(), server[f"intra.{TABLE[1]}"].clone()
-    seen = has.any(dim=1)
-    for j in range(4):
-        members = [i for i in ids if GROUPS[i] == j]
-        if not members:
-            continue
-        seen[j] = True
-        for name in names:
-            rows = [weight[i] * sent.values[name][ids.index(i)] for i in members]
-            theta[name][j] = sum(rows) / sum(weight[i] for i in members)
-        for k in range(C):
-            holders = [i for i in members if sent.mask["prototypes"][ids.index(i), k]]
-            if holders:
-                rows = [weight[i] * sent.values["prototypes"][ids.index(i), k] for i in holders]
-                table[j, k] = sum(rows) / sum(weight[i] for i in holders)
-                has[j, k] = True
-    there = [j for j in range(4) if seen[j]]
-    size = {j: sum(float(SIZES[i]) for i in range(N) if GROUPS[i] == j) for j in range(4)}
-    rho = torch.zeros(4, 4, dtype=torch.float64)
-    for j in range(4):
-        for one in there:
-            both = has[j] & has[one]
-            m = 1.0 if j == one else cos(table[j][both].flatten(), table[one][both].flatten())
-            rho[j, one] = max(m, 0.0) if seen[j] else 1.0
-        rho[j] /= rho[j].sum()
-    outer = {
-        name: torch.stack([sum(rho[j, o] * theta[name][o] for o in there) for j in range(4)])
-        for name in names
-    }
-    mixed, known = torch.zeros_like(table), torch.zeros_like(has)
-    for j in range(4):
-        for k in range(C):
-            have = [o for o in there if has[o, k] and rho[j, o] > 0]
-            if have:
-                share = sum(rho[j, o] for o in have)
-                mixed[j, k] = sum(rho[j, o] * table[o, k] for o in have) / share
-                known[j, k] = True
-    outer |= {TABLE[0]: mixed, TABLE[1]: known}
-    return rho, outer, {**theta, TABLE[0]: table, TABLE[1]: has}, seen, size
-
-
-@pytest.mark.parametrize("agg_weights", ["uniform", "samples"])
-@pytest.mark.parametrize("ids", [[0, 1, 3, 4], [0, 1, 2, 3, 4, 5], [2]])
-def test_server_equals_loops_over_the_formulas(agg_weights, ids):
-    """Groups without a participant keep their means; group 3 has client 5 only."""
-    algorithm, start = method(f"algorithm.agg_weights={agg_weights}")
-    state, results = situation(algorithm, start, ids)
-    rho, outer, inner, seen, size = slow_server(state, results, agg_weights)
-
-    server = algorithm.aggregate(state, results).server
-
-    for name, value in outer.items():
-        assert torch.allclose(server[name].double(), value.double(), rtol=0, atol=1e-10), name
-    for name, value in inner.items():
-        found = server[f"intra.{name}"].double()
-        assert torch.allclose(found, value.double(), rtol=0, atol=1e-12), name
-    after = replace(state, server=state.server | server)
-    gm = algorithm.deploy(after, torch.arange(N))["gm"].dispatch.shared.values
-    for name in algorithm.split()[1]:  # GM's body: each group by its clients' samples
-        slow = sum(size[j] * server[name][j] for j in range(4)) / sum(size.values())
-        assert torch.allclose(gm[name], slow, rtol=0, atol=1e-12)
-    # Rows sum to one. A group that never took part gives nothing, and takes equal parts of the
-    # groups that did.
-    found = group_weights({name: server[f"intra.{name}"] for name in TABLE})
-    assert torch.allclose(found, rho, rtol=0, atol=1e-12)
-    assert torch.allclose(found.sum(dim=1), torch.ones(4).double(), rtol=0, atol=1e-12)
-    assert (found >= 0).all()
-    assert bool(seen[3]) == (5 in ids)
-    if 5 not in ids:
-        assert not found[:, 3].any()
-        assert torch.allclose(found[3, :3], torch.full((3,), 1 / 3).double())
 
 
 def test_prototypes_that_no_client_sends_keep_their_value():

@@ -143,7 +143,7 @@ def mixed_table(groups: list[Group], rho: list[float]) -> Table:
 
 
 def rounds_by_loops(
-    clients: Clients, members: list[int], form: str
+    clients: Clients, members: list[int], form: str, by_samples: bool
 ) -> tuple[dict[int, Tree], list[Tree], list[Table], Tree]:
     """Return the clients' heads, theta^(j), P^(j) and the backbone of the global model."""
     backbone = {name: clients.start[name] for name in BACKBONE}
@@ -168,11 +168,14 @@ def rounds_by_loops(
             if not mine:
                 continue
             group.seen = True
-            group.backbone = weighted_sum([trained[i] for i in mine], [1 / len(mine)] * len(mine))
+            weight = {i: clients.size(i) if by_samples else 1 for i in mine}
+            parts = [weight[i] / sum(weight.values()) for i in mine]
+            group.backbone = weighted_sum([trained[i] for i in mine], parts)
             for k in range(CLASSES):
-                held = [sent[i][k] for i in mine if k in sent[i]]
+                held = [i for i in mine if k in sent[i]]
                 if held:
-                    group.table[k] = sum(held) / len(held)
+                    total = sum(weight[i] for i in held)
+                    group.table[k] = sum(weight[i] / total * sent[i][k] for i in held)
         rho = [shares(groups, j) for j in range(GROUPS)]
         theta = [weighted_sum([g.backbone for g in groups], row) for row in rho]
         tables = [mixed_table(groups, row) for row in rho]
@@ -182,12 +185,12 @@ def rounds_by_loops(
 
 
 @cache
-def expected_of(form: str, members: tuple[int, ...]):
+def expected_of(form: str, agg_weights: str, members: tuple[int, ...]):
     """The results of the loops, which do not depend on the engine."""
     clients = Clients(build(*KEYS, "algorithm=fedpc"))
     groups_of_rounds = [{members[i] for i in clients.cohort(t)} for t in range(ROUNDS)]
     assert any(len(groups) < GROUPS for groups in groups_of_rounds)
-    return rounds_by_loops(clients, list(members), form)
+    return rounds_by_loops(clients, list(members), form, agg_weights == "samples")
 
 
 def global_model(state) -> Tree:
@@ -199,14 +202,17 @@ def global_model(state) -> Tree:
 @pytest.mark.slow
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("form", FORMS)
-def test_rounds_equal_loops_over_the_equations(form, engine):
+@pytest.mark.parametrize(
+    ("form", "agg_weights"), [*((form, "uniform") for form in FORMS), (FORMS[0], "samples")]
+)
+def test_rounds_equal_loops_over_the_equations(form, agg_weights, engine):
     """Four rounds with absent clients and groups; only the groups' members are flbench's."""
     keys = (f"algorithm.groups={GROUPS}", f"algorithm.pull={form}", f"engine.name={engine}")
+    keys += (f"algorithm.agg_weights={agg_weights}",)
     state = platform("algorithm=fedpc", *keys, rounds=ROUNDS)
     members = state.server["groups"].tolist()
 
-    heads, theta, tables, of_all = expected_of(form, tuple(members))
+    heads, theta, tables, of_all = expected_of(form, agg_weights, tuple(members))
     gm = global_model(state)
 
     for name in HEAD:
