@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS := --numprocesses auto --dist worksteal
+WORKERS := --numprocesses logical --dist worksteal
 # Python and pytest keep what they compiled, so that a second run starts sooner.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -35,7 +35,7 @@ LATER := --ignore tests/faults --ignore tests/servers
 
 # The loop of a developer: no test that trains for more than a few steps or starts a process.
 quick: $(VENV)/installed
-	$(BIN)/pytest --numprocesses logical --dist worksteal $(LATER) -m "not slow and not full and not docs"
+	$(BIN)/pytest $(WORKERS) $(LATER) -m "not slow and not full and not docs"
 
 # The examples in the docstrings of public names are tests too.
 unit: $(VENV)/installed

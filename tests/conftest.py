@@ -38,16 +38,6 @@ logging.getLogger().addHandler(logging.NullHandler())
 # tests to others reads it too.
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """With `auto`, one test process more than there are cores; with `logical`, as many as cores.
-
-    Many of the slow tests wait for processes that they started. `make quick` has none of them.
-    """
-    cores = os.cpu_count() or 1
-    return cores if config.option.numprocesses == "logical" else cores + 1
-
-
 def pytest_collectstart():
     """Import Lightning as flbench does, without transformers, before a test file imports it."""
     import flbench.core.lightning  # noqa: F401

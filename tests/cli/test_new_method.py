@@ -56,6 +56,7 @@ def test_what_is_written_is_clean(name, command, here):
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_its_tests_pass_without_an_installation(package, tmp_path):
     """In a pytest of its own, which has only the settings of the package."""
     quick = (

@@ -210,7 +210,7 @@ class Seen(Net):
 def keys(out=None, engine="sequential", **train):
     return {
         "partition": fl.IID(clients=3, samples=120),
-        "train": {"rounds": 2, "batch_size": 8, **train},
+        "train": {"rounds": 2, "batch_size": 8, "local_epochs": 2, **train},
         "engine": {"name": engine, "threads": 1},
         "output": {"dir": out},
         "progress": False,
@@ -281,7 +281,7 @@ def test_the_vectorized_engine_trains_random_layers_with_numbers_of_its_own(tmp_
     found = []
     for number in range(2):
         given = keys(tmp_path / str(number), local_epochs=1)
-        given["partition"] = fl.IID(clients=3, samples=130)
+        given["partition"] = fl.IID(clients=3, samples=70)
         given["engine"] |= {"name": "vectorized", "block": 2, "precision": "64-true"}
         found.append(fl.run("ft", model=Stackable, data="digits", **given).digest)
 
