@@ -7,14 +7,7 @@ from torch.nn.functional import cross_entropy
 from flbench.algorithms.apfl import clip_alpha
 from flbench.core.types import Context
 from flbench.testing import after, played
-from tests.algorithms.plain import (
-    EPOCHS,
-    FULL,
-    LR,
-    ROUNDS,
-    Plain,
-    assert_close,
-)
+from tests.algorithms.plain import EPOCHS, FULL, LR, ROUNDS, Plain, assert_close
 from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build
 

@@ -312,9 +312,7 @@ def federation(tmp_path, order=(0, 1, 2, 3, 4, 5)):
     labels = np.arange(120) % 4
     labels = np.where(base % 2 == 1, 3 - labels, labels)
     data = write_npz(
-        tmp_path / "groups.npz",
-        train_groups=np.array(order)[base],
-        train_labels=labels[:, None],
+        tmp_path / "groups.npz", train_groups=np.array(order)[base], train_labels=labels[:, None]
     )
     return (
         f"data.path={data}",

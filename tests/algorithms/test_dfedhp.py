@@ -95,11 +95,7 @@ def test_each_phase_leaves_what_is_not_its_own_bitwise_as_it_was():
     assert [type(step) for step in steps] == [Transform, Phase, Phase, Phase]
 
     statistics = built.algorithm.setting.net.statistics
-    for some, own in (
-        (slice(0, 2), HEAD),
-        (slice(2, 3), PHI),
-        (slice(3, 4), {"z"}),
-    ):
+    for some, own in ((slice(0, 2), HEAD), (slice(2, 3), PHI), (slice(3, 4), {"z"})):
         for name, value in after_steps(built, some).items():
             same = torch.equal(value, start[name])
             assert same == (name not in own | statistics), (some, name)

@@ -4,15 +4,7 @@ import pytest
 import torch
 
 from flbench.testing import after
-from tests.algorithms.plain import (
-    EPOCHS,
-    FULL,
-    LR,
-    ROUNDS,
-    Plain,
-    accuracies,
-    assert_close,
-)
+from tests.algorithms.plain import EPOCHS, FULL, LR, ROUNDS, Plain, accuracies, assert_close
 from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build, run
 

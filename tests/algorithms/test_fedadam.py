@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from flbench.testing import after, played
-from tests.algorithms.loops import (
-    KEYS,
-    Clients,
-    assert_equal,
-    mean_cross_entropy,
-    platform,
-)
+from tests.algorithms.loops import KEYS, Clients, assert_equal, mean_cross_entropy, platform
 from tests.algorithms.plain import assert_close
 from tests.algorithms.test_identities import LENET
 from tests.support import build

@@ -7,13 +7,7 @@ import torch
 
 from flbench.experiment import rounds
 from flbench.testing import after
-from tests.algorithms.plain import (
-    EPOCHS,
-    FULL,
-    Plain,
-    accuracies,
-    assert_close,
-)
+from tests.algorithms.plain import EPOCHS, FULL, Plain, accuracies, assert_close
 from tests.support import build, run
 
 

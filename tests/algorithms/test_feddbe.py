@@ -77,11 +77,7 @@ def slow_rounds(clients, keys, seed, rounds):
 @pytest.mark.slow
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize(
-    "keys",
-    [{"kappa": 2.0}, {"kappa": 5.0, "mu": 0.3}, {"kappa": 0}],
-    ids=str,
-)
+@pytest.mark.parametrize("keys", [{"kappa": 2.0}, {"kappa": 5.0, "mu": 0.3}, {"kappa": 0}], ids=str)
 def test_rounds_equal_a_loop(keys, engine):
     overrides = [f"algorithm.{key}={value}" for key, value in keys.items()]
     built = build("algorithm=fedavg", *KEYS)

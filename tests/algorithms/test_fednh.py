@@ -11,13 +11,7 @@ from flbench.client.program import Phase
 from flbench.core.types import Context, Message, Results, State
 from flbench.experiment import rounds
 from flbench.testing import after
-from tests.algorithms.plain import (
-    EPOCHS,
-    FULL,
-    ROUNDS,
-    Plain,
-    assert_close,
-)
+from tests.algorithms.plain import EPOCHS, FULL, ROUNDS, Plain, assert_close
 from tests.support import build, summary_of_run
 
 C = 10

@@ -5,12 +5,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from flbench.algorithms.fedpc import (
-    group_clients,
-    kmeans,
-    principal_components,
-    table_cosines,
-)
+from flbench.algorithms.fedpc import group_clients, kmeans, principal_components, table_cosines
 
 CAMPS = np.array([[0.0, 0], [0, 1], [9, 0], [9, 1], [0, 30], [1, 30], [0, 31]])
 EXPECTED = [0, 0, 1, 1, 2, 2, 2]

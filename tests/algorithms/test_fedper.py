@@ -6,13 +6,7 @@ import torch
 from flbench.core.tree import only
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
-from tests.algorithms.plain import (
-    EPOCHS,
-    FULL,
-    Plain,
-    accuracies,
-    assert_close,
-)
+from tests.algorithms.plain import EPOCHS, FULL, Plain, accuracies, assert_close
 from tests.support import build, run, summary_of_run
 
 

@@ -10,12 +10,7 @@ from flbench.core.errors import UserError
 from flbench.core.tree import only
 from flbench.experiment import rounds
 from flbench.testing import after
-from tests.algorithms.plain import (
-    FULL,
-    Plain,
-    accuracies,
-    assert_close,
-)
+from tests.algorithms.plain import FULL, Plain, accuracies, assert_close
 from tests.support import build, run, summary_of_run
 
 HEAVY = ("train.optimizer.momentum=0.9", "train.optimizer.weight_decay=0.0005")
@@ -59,12 +54,7 @@ def test_each_phase_leaves_the_other_part_alone_to_the_bit(engine):
 
 @pytest.mark.slow
 def test_rounds_equal_a_loop():
-    built = build(
-        "algorithm=fedrep",
-        "model.name=lenet5",
-        "algorithm.head_epochs=3",
-        *FULL,
-    )
+    built = build("algorithm=fedrep", "model.name=lenet5", "algorithm.head_epochs=3", *FULL)
     plain, net = Plain(built), built.algorithm.setting.net
 
     def local(client, leaves):

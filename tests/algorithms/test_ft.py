@@ -6,11 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
-from tests.algorithms.plain import (
-    FULL,
-    Plain,
-    accuracies,
-)
+from tests.algorithms.plain import FULL, Plain, accuracies
 from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build, run
 

@@ -201,10 +201,7 @@ def test_batchnorm_local_keeps_statistics_with_the_client():
 def test_local_only_never_sampled_clients_stay_at_the_start_and_are_counted():
     summary = summary_of_run("algorithm=local", "train.participation=0.2", "train.rounds=2")
     full = summary_of_run(
-        "algorithm=local",
-        "algorithm.budget=full",
-        "train.participation=0.2",
-        "train.rounds=2",
+        "algorithm=local", "algorithm.budget=full", "train.participation=0.2", "train.rounds=2"
     )
 
     assert summary["clients_never_trained"] >= 3

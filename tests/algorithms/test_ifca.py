@@ -8,13 +8,7 @@ from torch.nn.functional import cross_entropy
 from flbench.core.types import Message, Results
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after, played
-from tests.algorithms.plain import (
-    EPOCHS,
-    FULL,
-    ROUNDS,
-    Plain,
-    assert_close,
-)
+from tests.algorithms.plain import EPOCHS, FULL, ROUNDS, Plain, assert_close
 from tests.support import build, write_npz
 
 EXACT = "engine.precision=64-true"

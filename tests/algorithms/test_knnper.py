@@ -56,9 +56,7 @@ class Scores:
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
-    "keys",
-    [{}, {"neighbours": 1, "sigma": 0.02}, {"neighbours": 1000}],
-    ids=str,
+    "keys", [{}, {"neighbours": 1, "sigma": 0.02}, {"neighbours": 1000}], ids=str
 )
 def test_probabilities_equal_a_loop(keys, engine):
     """Of all clients after three rounds, also of those that never took part."""

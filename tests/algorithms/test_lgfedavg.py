@@ -16,12 +16,7 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import (
-    EPOCHS,
-    FULL,
-    Plain,
-    assert_close,
-)
+from tests.algorithms.plain import EPOCHS, FULL, Plain, assert_close
 from tests.support import build, summary_of_run
 
 LENET5 = [  # (first layer, its normalization), ... in the order of the forward pass

@@ -71,12 +71,7 @@ def test_rounds_equal_a_loop(keys):
     clients = Clients(built)
     state = platform("algorithm=perfedavg", *overrides, rounds=3)
     many = platform("algorithm=perfedavg", "engine.name=vectorized", *overrides, rounds=3)
-    keys = {
-        "version": "first_order",
-        "alpha": 0.01,
-        "delta": 1e-3,
-        "agg_weights": "uniform",
-    } | keys
+    keys = {"version": "first_order", "alpha": 0.01, "delta": 1e-3, "agg_weights": "uniform"} | keys
 
     w = dict(clients.start)
     for t in range(3):

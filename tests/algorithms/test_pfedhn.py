@@ -29,10 +29,7 @@ from tests.algorithms.loops import (
 NET = (*BACKBONE, *HEAD)
 V = "embeddings"
 LOCAL = ("train.optimizer.momentum=0.9", "train.optimizer.weight_decay=0.01", "train.clip=2")
-DEFAULTS = {
-    "head": "generated",
-    "agg_weights": "uniform",
-}
+DEFAULTS = {"head": "generated", "agg_weights": "uniform"}
 
 
 def slow_weights(phi, v, names):

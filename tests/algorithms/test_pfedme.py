@@ -6,15 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after, fingerprint, played
-from tests.algorithms.plain import (
-    EPOCHS,
-    FULL,
-    LR,
-    ROUNDS,
-    Plain,
-    accuracies,
-    assert_close,
-)
+from tests.algorithms.plain import EPOCHS, FULL, LR, ROUNDS, Plain, accuracies, assert_close
 from tests.algorithms.test_identities import POLICIES
 from tests.support import build, run
 

@@ -54,10 +54,6 @@ def test_setting_is_refused(method, keys, named):
 
 
 def test_value_out_of_range_is_refused():
-    for method, value in (
-        ("feddyn", "alpha=0"),
-        ("ft", "finetune_lr=0"),
-        ("pfedme", "beta=0"),
-    ):
+    for method, value in (("feddyn", "alpha=0"), ("ft", "finetune_lr=0"), ("pfedme", "beta=0")):
         with pytest.raises(ConfigError, match=value.partition("=")[0]):
             config_of(f"algorithm={method}", f"algorithm.{value}")

@@ -5,14 +5,7 @@ import pytest
 import torch
 
 from flbench.testing import after, played
-from tests.algorithms.plain import (
-    EPOCHS,
-    FULL,
-    LR,
-    ROUNDS,
-    Plain,
-    assert_close,
-)
+from tests.algorithms.plain import EPOCHS, FULL, LR, ROUNDS, Plain, assert_close
 from tests.algorithms.test_identities import POLICIES
 from tests.support import build, write_npz
 
@@ -161,10 +154,7 @@ def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(tmp_path, weights, s
 @pytest.mark.slow
 def test_client_without_a_step_changes_nothing():
     """tau eta = 0: nothing to divide by."""
-    for keys in (
-        ("train.last_batch=drop", "train.batch_size=2048"),
-        ("train.optimizer.lr=0",),
-    ):
+    for keys in (("train.last_batch=drop", "train.batch_size=2048"), ("train.optimizer.lr=0",)):
         state = after(build("algorithm=scaffold", *keys), 2)
         for tree, prefix in ((state.clients, "c_i."), (state.server, "c.")):
             rows = [value for name, value in tree.items() if name.startswith(prefix)]

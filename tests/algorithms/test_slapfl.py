@@ -61,11 +61,7 @@ def test_second_round_equals_a_loop_over_the_equations(option):
     uploads = results.sent.values
     sizes = built.federation.sizes if how.get("sized") else torch.ones(5)
     layers = how.get("layers", SHARED)
-    expected, _ = slow(
-        uploads,
-        sizes.tolist(),
-        layers,
-    )
+    expected, _ = slow(uploads, sizes.tolist(), layers)
     assert {name.rsplit(".", 1)[0] for name, _ in expected} == set(layers)
     for (name, i), value in expected.items():
         assert torch.allclose(state.clients[name][i], value, rtol=0, atol=1e-10), name

@@ -299,12 +299,7 @@ def test_clients_of_a_frame_whose_long_names_begin_and_end_alike_are_kept():
 
 @pytest.mark.slow
 def test_import_path_is_written_and_checked(tmp_path, capsys):
-    keys = (
-        "partition.clients=3",
-        "train.rounds=1",
-        "engine.threads=1",
-        "tracking.mlflow=false",
-    )
+    keys = ("partition.clients=3", "train.rounds=1", "engine.threads=1", "tracking.mlflow=false")
     path = "tests.api.own_parts:arrays"
     status = main(
         [

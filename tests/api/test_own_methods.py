@@ -13,13 +13,7 @@ import torch
 from pydantic import create_model
 
 import flbench as fl
-from flbench.algorithms import (
-    ALGORITHMS,
-    Algorithm,
-    Communication,
-    Deployment,
-    Paper,
-)
+from flbench.algorithms import ALGORITHMS, Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.fedavg import FedAvg
 from flbench.config.resolve import resolve, resolve_written
 from flbench.config.sources import from_values

@@ -20,14 +20,7 @@ from flbench.core import files
 from flbench.experiment import estimate, lifecycle
 from flbench.reports import render, terminal
 from flbench.reports.shown import Column, Shown, score
-from tests.support import (
-    REAL_DATA,
-    SMALL,
-    build,
-    interrupted_run,
-    pictures_in_pages,
-    write_npz,
-)
+from tests.support import REAL_DATA, SMALL, build, interrupted_run, pictures_in_pages, write_npz
 from tests.tuning.studies import begin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,15 +90,7 @@ def test_run_without_a_terminal_prints_a_line_per_evaluation_and_a_table(flbench
     assert "left" in lines[0]
     [folder] = (tmp_path / "here").glob("*/*")
     assert str(folder.relative_to(tmp_path)) in out
-    for title in (
-        "accuracy",
-        "balanced",
-        "macro",
-        "worst",
-        "up",
-        "down",
-        "seconds",
-    ):
+    for title in ("accuracy", "balanced", "macro", "worst", "up", "down", "seconds"):
         assert title in out
     assert "\x1b" not in out + err
 
@@ -122,10 +107,7 @@ def test_repeated_algo_options_add_up(flbench):
 
 @pytest.mark.parametrize(
     ("command", "option", "values"),
-    [
-        ("run", "--config", ("a.yaml", "b.yaml")),
-        ("tune", "--trials", ("3", "4")),
-    ],
+    [("run", "--config", ("a.yaml", "b.yaml")), ("tune", "--trials", ("3", "4"))],
     ids=str,
 )
 def test_option_that_takes_one_value_is_refused_twice(flbench, command, option, values):

@@ -114,12 +114,7 @@ def test_short_form_drops_no_key_that_stands_beside_it(printed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ("train.rounds=7",),
-        ("--rounds", "7", "train.rounds=7"),
-    ],
-    ids=" ".join,
+    "arguments", [("train.rounds=7",), ("--rounds", "7", "train.rounds=7")], ids=" ".join
 )
 def test_an_option_may_repeat_an_override(printed, arguments):
     assert printed("local", *arguments)[0]["config"]["train"]["rounds"] == 7

@@ -173,10 +173,7 @@ def test_nothing_is_imported_unpickled_or_downloaded(finished, tmp_path):
     studies.cell(study, tmp_path / "theirs/name-0", "mine", 1, {"accuracy": 0.5})
 
     done = subprocess.run(
-        [sys.executable, "-P", "-c", READING],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-P", "-c", READING], cwd=tmp_path, capture_output=True, text=True
     )
 
     assert done.returncode == 0, done.stderr[-3000:]

@@ -305,14 +305,7 @@ def test_a_file_that_the_user_edits_is_allowed_once(own, tmp_path, capsys):
     assert main(command) == 0
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "subprocess:run",
-        "os:system",
-        "builtins:exec",
-    ],
-)
+@pytest.mark.parametrize("path", ["subprocess:run", "os:system", "builtins:exec"])
 def test_the_standard_library_has_no_parts(path, own, capsys):
     """Also for a user who has named it himself."""
     for key in ("model.name", "partition.scheme", "data.source", "train.terms"):

@@ -66,7 +66,7 @@ def test_tuned_cells_are_named_beside_others_and_not_alone(packed, reports):
     folder, _ = packed
 
     assert set(reports[0].leaderboard["method"]) == {
-        *("fedavg", "hfcd", "fedavg tuned", "hfcd tuned"),
+        *("fedavg", "hfcd", "fedavg tuned", "hfcd tuned")
     }
     assert set(fl.report(folder / "tuned").leaderboard["method"]) == {"fedavg", "hfcd"}
 

@@ -426,10 +426,7 @@ def without_times(path: Path, place: Path, read: Callable[[Path], Any]) -> Any:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("jobs", "seeds", "read"),
-    [
-        ("1", 2, texts),
-        pytest.param("2", 10, files_of_report, marks=pytest.mark.full),
-    ],
+    [("1", 2, texts), pytest.param("2", 10, files_of_report, marks=pytest.mark.full)],
 )
 def test_cells_at_once_survive_the_death_of_their_driver(
     tmp_path: Path, jobs: str, seeds: int, read: Callable[[Path], dict[str, Any]]

@@ -109,12 +109,7 @@ def test_other_data_and_another_metric_are_named(study, tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "seeds"),
-    [
-        ({}, (1, 1)),
-        ({"seed": 0}, (0, 0)),
-        ({"seed": 4}, (4, 4)),
-        ({"partition.seed": 0}, (1, 0)),
-    ],
+    [({}, (1, 1)), ({"seed": 0}, (0, 0)), ({"seed": 4}, (4, 4)), ({"partition.seed": 0}, (1, 0))],
 )
 @pytest.mark.slow
 def test_repetitions_begin_after_the_search_unless_a_seed_is_given(study, given, seeds):

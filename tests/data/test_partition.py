@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from flbench.config.schema import Config, PartitionConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.rng import generator
-from flbench.data import (
-    paper_schemes,
-    partition,
-    partition_files,
-    partitioning,
-    schemes,
-    sources,
-)
+from flbench.data import paper_schemes, partition, partition_files, partitioning, schemes, sources
 from flbench.data.dataset import Dataset
 from flbench.data.partition import split_client
 from flbench.data.partitioning import repair

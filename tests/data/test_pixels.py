@@ -121,8 +121,7 @@ def test_images_in_memory_have_colours_and_grey_levels(mode):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [("PNG", "0.png"), ("WEBP", "0.webp"), ("GIF", "0.gif"), ("TIFF", "0.tif")],
+    ("kind", "name"), [("PNG", "0.png"), ("WEBP", "0.webp"), ("GIF", "0.gif"), ("TIFF", "0.tif")]
 )
 def test_animations_are_refused(tmp_path, kind, name):
     frames = [Image.new("RGB", (6, 4), (9, 9, 9))]

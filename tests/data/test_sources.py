@@ -17,17 +17,8 @@ from PIL import Image
 from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.config.sources import from_overrides
 from flbench.core.errors import DataError
-from flbench.data import (
-    catalogue,
-    folders,
-    known_sets,
-    npz_files,
-    sources,
-    tables,
-)
-from flbench.data import (
-    images as image_files,
-)
+from flbench.data import catalogue, folders, known_sets, npz_files, sources, tables
+from flbench.data import images as image_files
 from flbench.data.federation import build
 from flbench.data.folders import Folder
 from flbench.data.own import Data
@@ -1046,11 +1037,7 @@ def test_backslashes_of_windows_are_slashes(tmp_path):
             {},
             "labels.csv",
         ),
-        (
-            {"a/0.png": picture(1), "b/1.png": picture(1), "x.csv": b"x,y\n1,0\n2,1\n"},
-            {},
-            "x.csv",
-        ),
+        ({"a/0.png": picture(1), "b/1.png": picture(1), "x.csv": b"x,y\n1,0\n2,1\n"}, {}, "x.csv"),
         ({"a/0.png": picture(1), "b/1.png": picture(1)}, {"client": "folder"}, "a/0.png"),
         ({"n/a/0.png": picture(1), "x/n/b/1.png": picture(1)}, {"client": "folder"}, "x/n/b/1"),
         (images(), {"client": "folder"}, "test/a/0.png"),
@@ -1197,10 +1184,7 @@ def test_tables_that_cannot_be_used_are_refused_by_file_row_and_column(
     [
         (b"ill\n0\n1\n", "`ill`"),
         (b"x,ill\n1,0\n2,0\n", "`ill` has 1 "),
-        (
-            b"x,y\n" + b"".join(b"1,%d.5\n" % k for k in range(50)),
-            r"`y` has 50 .*data\.label",
-        ),
+        (b"x,y\n" + b"".join(b"1,%d.5\n" % k for k in range(50)), r"`y` has 50 .*data\.label"),
     ],
 )
 def test_tables_without_features_or_classes_are_refused(tmp_path, table, named):

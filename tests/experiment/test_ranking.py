@@ -46,11 +46,7 @@ def reference(experiment, weights, rows) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("engine", "more"),
-    [
-        ("sequential", ()),
-        ("vectorized", ()),
-        ("vectorized", ("engine.block=2",)),
-    ],
+    [("sequential", ()), ("vectorized", ()), ("vectorized", ("engine.block=2",))],
 )
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
 @pytest.mark.slow

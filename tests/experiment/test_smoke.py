@@ -699,8 +699,7 @@ def refusal(out, net="mlp", engine="sequential", **train):
 
 
 @pytest.mark.parametrize(
-    ("net", "word"),
-    [(Clock, "clock"), (Own, "generator"), (Outside, "generator")],
+    ("net", "word"), [(Clock, "clock"), (Own, "generator"), (Outside, "generator")]
 )
 def test_a_net_that_depends_on_something_outside_is_refused(tmp_path, net, word):
     assert word in refusal(tmp_path, net)

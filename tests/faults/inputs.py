@@ -485,13 +485,7 @@ def tables(rng: Random, folder: Path, _: Originals) -> Call:
     )
 
 
-FAMILIES: Final[dict[Family, int]] = {
-    configuration: 6,
-    override: 6,
-    npz: 5,
-    images: 5,
-    tables: 5,
-}
+FAMILIES: Final[dict[Family, int]] = {configuration: 6, override: 6, npz: 5, images: 5, tables: 5}
 """How many of 27 inputs are of each family. Folders of runs: see `mutations.py`."""
 
 

@@ -102,9 +102,7 @@ RAW: Final = {
 
 values = st.one_of(names, st.sampled_from(NUMBERS), st.sampled_from(OTHERS))
 texts = st.one_of(
-    names,
-    st.sampled_from(NUMBERS).map(lambda number: str(number)[:500]),
-    st.text(max_size=20),
+    names, st.sampled_from(NUMBERS).map(lambda number: str(number)[:500]), st.text(max_size=20)
 )
 Draw = Callable[..., Any]
 

@@ -26,8 +26,7 @@ def originals(tmp_path_factory):
     root = tmp_path_factory.mktemp("originals")
     finished, _ = run(root / "finished", "algorithm=fedavg")
     return Originals(
-        finished=finished,
-        interrupted=interrupted_run(root / "interrupted", "algorithm=fedavg"),
+        finished=finished, interrupted=interrupted_run(root / "interrupted", "algorithm=fedavg")
     )
 
 

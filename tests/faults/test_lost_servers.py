@@ -11,15 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults.test_worker_kills import below
-from tests.tuning.test_tune import (
-    arguments,
-    begin,
-    records,
-    study_in,
-    tune,
-    wait_for,
-    weights_in,
-)
+from tests.tuning.test_tune import arguments, begin, records, study_in, tune, wait_for, weights_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

@@ -92,8 +92,7 @@ def test_clients_with_one_class_or_no_samples_are_left_out():
 
 
 @pytest.mark.parametrize(
-    ("value", "positive"),
-    [([], []), ([1.0, 2.0], [True, True]), ([1.0, 2.0], [False, False])],
+    ("value", "positive"), [([], []), ([1.0, 2.0], [True, True]), ([1.0, 2.0], [False, False])]
 )
 def test_metrics_of_one_class_are_none(value, positive):
     margins = Margins(

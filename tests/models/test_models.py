@@ -107,11 +107,7 @@ def test_layers_come_in_forward_order():
         layer.name
         for layer in describe(make("lenet5"), (3, 32, 32)).layers
         if layer.kind == "linear"
-    ] == [
-        "backbone.fc1",
-        "backbone.fc2",
-        "head",
-    ]
+    ] == ["backbone.fc1", "backbone.fc2", "head"]
 
 
 def test_weights_depend_on_the_seed_alone():

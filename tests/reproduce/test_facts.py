@@ -227,9 +227,7 @@ def test_pfllibs_columns_are_best_test_rounds_of_four_partitions():
 
 def test_keys_of_the_user_override_the_papers_for_the_methods_that_have_them():
     found = settings(
-        "dfedhp",
-        ["dirichlet"],
-        from_values({"train.rounds": 3, "train.participation": 0.2}, "me"),
+        "dfedhp", ["dirichlet"], from_values({"train.rounds": 3, "train.participation": 0.2}, "me")
     )
     prox = settings("fedcpmd", ["7"], from_values({"algorithm.mu": 0.5}, "me"))
 
@@ -331,11 +329,7 @@ def test_later_settings_override_earlier_ones(facts):
 
     assert cell.metric.metric == ("macro_f1",)
     assert cell.setting == {"train.rounds": 3, "train.clip": 1, "model.name": "mlp"}
-    assert cell.own == {
-        "algorithm.name": "fedavg",
-        "train.participation": 0.5,
-        "algorithm.lam": 2,
-    }
+    assert cell.own == {"algorithm.name": "fedavg", "train.participation": 0.5, "algorithm.lam": 2}
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -39,11 +39,7 @@ def make(folder: Path, runs: dict[str, Path], *, cells: bool = True) -> Path:
         "seeds": SEEDS,
         "git_revision": "abc123",
         "methods": {
-            name: {
-                "space": "built in",
-                "defaults": {"train.optimizer.lr": 0.01},
-                "space_tree": {},
-            }
+            name: {"space": "built in", "defaults": {"train.optimizer.lr": 0.01}, "space_tree": {}}
             for name in runs
         },
     }
@@ -77,12 +73,7 @@ def make(folder: Path, runs: dict[str, Path], *, cells: bool = True) -> Path:
 
 
 def trial(
-    method: str,
-    index: int,
-    state: str,
-    score: float | None,
-    *,
-    reason: str | None = None,
+    method: str, index: int, state: str, score: float | None, *, reason: str | None = None
 ) -> dict[str, Any]:
     """Return what a trial.json holds."""
     begin = BEGIN + timedelta(minutes=index)

@@ -231,8 +231,7 @@ def test_any_exception_of_a_file_store_is_a_reason(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("location", "said"),
-    [("s3://bucket/a", "boto3"), ("file:///proc/flbench", "/proc/flbench")],
+    ("location", "said"), [("s3://bucket/a", "boto3"), ("file:///proc/flbench", "/proc/flbench")]
 )
 @pytest.mark.slow
 def test_file_store_that_cannot_be_used_keeps_no_metrics_back(

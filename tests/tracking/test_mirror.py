@@ -132,12 +132,7 @@ def test_run_is_mirrored_by_a_process_of_its_own(tmp_path):
 @pytest.mark.processes
 def test_killed_run_is_marked_and_its_resumption_continues_the_same_entry(tmp_path, uri):
     store = stores.open_store(uri)
-    items = [
-        *RUN,
-        f"output.dir={tmp_path}",
-        f"tracking.uri={uri}",
-        "train.rounds=150",
-    ]
+    items = [*RUN, f"output.dir={tmp_path}", f"tracking.uri={uri}", "train.rounds=150"]
     more = ["output.checkpoint_every=2", "evaluation.every=50", "partition.samples=null"]
     process = Fork(tmp_path, app.main, ["run", *items, *more])
     try:

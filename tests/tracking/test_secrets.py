@@ -497,8 +497,7 @@ def test_resumed_comparison_sends_nothing_to_the_address_of_its_folder(tmp_path,
         base = Layer({"tracking": {"uri": uri, "mlflow": True}})
         layers = {name: Layer({"algorithm": {"name": name}}) for name in ("fedavg", "local")}
         design = Design(
-            base=base,
-            methods=tuple(LabelledLayer.of(name, one) for name, one in layers.items()),
+            base=base, methods=tuple(LabelledLayer.of(name, one) for name, one in layers.items())
         )
         path = tmp_path / "comparison"
         path.mkdir()

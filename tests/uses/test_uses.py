@@ -100,8 +100,7 @@ def samples_of(counts: pd.DataFrame) -> tuple[list[int], list[int]]:
 def ranked(folder, comparison):
     """What the report says that is ordered by the recall of rare classes."""
     flbench(
-        folder,
-        *("report", str(comparison), "--metric", "rare_recall,macro_f1", "--out", "ranked"),
+        folder, *("report", str(comparison), "--metric", "rare_recall,macro_f1", "--out", "ranked")
     )
     return json.loads((folder / "ranked" / "report.json").read_text())
 

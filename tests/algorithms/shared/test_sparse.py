@@ -105,12 +105,7 @@ def test_dense_gradient_is_that_of_the_real_rows_also_outside_the_mask():
     real = torch.tensor([True, True, True, False, False])
     batch = Batch(x, y, real, torch.arange(5), torch.zeros(()))
     context = Context(
-        lambda: None,
-        batch=batch,
-        ctx={},
-        leaves=leaves,
-        start=leaves,
-        apply=partial(apply, net),
+        lambda: None, batch=batch, ctx={}, leaves=leaves, start=leaves, apply=partial(apply, net)
     )
 
     with torch.no_grad():
