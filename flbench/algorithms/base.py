@@ -443,14 +443,15 @@ class Algorithm:
         Args:
             terms: Terms of the loss.
             train: Names of the leaves to train, or a pattern; None for the net's parameters.
-            epochs: Number of epochs; None for `train.local_epochs`, or for `steps` if it is given.
+            epochs: Number of epochs; None for `train.local_epochs` or `train.local_steps`, or for
+                `steps` if it is given.
             others: Attributes of `Phase` that differ, such as `weights` or `optimizer`.
         """
         config = self.setting.train
         if train is None:
             train = frozenset(self.setting.net.parameters)
         if epochs is None and "steps" not in others:
-            epochs = config.local_epochs
+            epochs, others = config.local_epochs, {"steps": config.local_steps} | others
         settings = {"optimizer": config.optimizer, "clip": config.clip} | others
         return Phase(train, terms, epochs=epochs, **settings)
 

@@ -146,7 +146,7 @@ class DFedHP(Gossip):
 
     def steps(self) -> tuple[fl.Step, ...]:
         c, v, h = self.config, self.v, self.called()
-        k_phi = c.k_phi or max(1, self.setting.train.local_epochs - c.k_v - c.k_z)
+        k_phi = c.k_phi or max(1, self.setting.train.epochs_of("dfedhp") - c.k_v - c.k_z)
         steps: tuple[fl.Step, ...] = ()
         if c.k_v:  # theta_i = h(phi_i, z_i) is written once, and v_i <- v_i - lr_v dL/dv_i
             steps = (fl.Transform(h), self.training(v, c.k_v, c.lr_v))
@@ -201,7 +201,7 @@ class DFedHP(Gossip):
                 " large nets only. A smaller algorithm.hidden reduces it."
             )
         epochs = sum(step.epochs or 0 for step in self.steps() if isinstance(step, fl.Phase))
-        if epochs > train.local_epochs:
+        if epochs > (train.local_epochs or epochs):
             notes.append(
                 f"v, phi and z are trained for {epochs} epochs in all, more than"
                 f" train.local_epochs={train.local_epochs}. Raise train.local_epochs to compare"

@@ -142,11 +142,13 @@ class FedDBE(fl.Algorithm):
     def describe(self) -> tuple[fl.Step, ...]:
         """Return the steps of the set-up: training, and the mean of features."""
         size = self.setting.train.batch_size
-        steps = ceil(int(self.setting.sizes.max()) / size) * self.setting.train.local_epochs
+        train = self.setting.train
+        batches = ceil(int(self.setting.sizes.max()) / size)
+        steps = train.local_steps or batches * train.epochs_of("feddbe")
         finish = fl.bind(last_running_mean, self.config.mu, size)
         running = fl.Statistic("batches", fl.bind(batch_means, steps), finish=finish)
-        train = self.phase(CrossEntropy(), record=(running,))
-        return (train, fl.Transform(write_running_mean))
+        phase = self.phase(CrossEntropy(), record=(running,))
+        return (phase, fl.Transform(write_running_mean))
 
     # Server
 

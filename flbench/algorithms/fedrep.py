@@ -59,8 +59,9 @@ class FedRep(FedPer):
 
     def head_epochs(self) -> int:
         """Return the epochs of the head in a round."""
-        said, rest = self.config.head_epochs, self.setting.train.local_epochs
-        return rest - bool(self.shared()) if said is None else said
+        if (said := self.config.head_epochs) is not None:
+            return said
+        return self.setting.train.epochs_of("fedrep") - bool(self.shared())
 
     def shared(self) -> frozenset[str]:
         """Return the names of the trained parameters that all clients share."""

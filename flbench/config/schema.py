@@ -936,7 +936,15 @@ class TrainConfig(Strict):
 
     rounds: int = Field(100, ge=1, description="number of communication rounds T")
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients in each round")
-    local_epochs: int = Field(5, ge=1, description="local epochs E of a client in a round")
+    local_epochs: int | None = Field(
+        5, ge=1, description="local epochs E of a client in a round; null with local_steps"
+    )
+    local_steps: int | None = Field(
+        None,
+        ge=1,
+        description="optimizer steps of a client in a round instead of local_epochs, on batches of"
+        " successive shuffled epochs",
+    )
     batch_size: int = Field(32, ge=1, description="batch size B")
     last_batch: Literal["keep", "wrap", "drop"] = Field(
         "keep",
@@ -966,6 +974,35 @@ class TrainConfig(Strict):
         description="loss terms that are added to the cross entropy of any method, or take its"
         " place; a list such as [{name: focal, gamma: 2, weight: 0.5}]",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_one_length(cls, value: Any) -> Any:
+        """Refuse epochs beside steps, and neither; the default of epochs gives way to steps."""
+        if not isinstance(value, dict):
+            return value
+        epochs, steps = value.get("local_epochs", 5), value.get("local_steps")
+        if steps is not None and "local_epochs" not in value:
+            return {**value, "local_epochs": None}
+        if (epochs is None) == (steps is None):
+            raise ValueError(
+                "set either `train.local_epochs` or `train.local_steps`, and the other to null; got"
+                f" {epochs} and {steps}"
+            )
+        return value
+
+    def epochs_of(self, method: str) -> int:
+        """Return `local_epochs` for a method that divides them.
+
+        Raises:
+            ConfigError: There are `local_steps` instead.
+        """
+        if self.local_epochs is None:
+            raise ConfigError(
+                f"`train.local_steps={self.local_steps}`: {method} divides the epochs of a round."
+                " Set `train.local_epochs` instead."
+            )
+        return self.local_epochs
 
 
 class EngineConfig(Strict):

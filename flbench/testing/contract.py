@@ -49,6 +49,9 @@ from flbench.testing.setting import (
 )
 from flbench.tuning.deployments import scorable
 
+ENGINES: Final = ("sequential", "vectorized")
+STEPS: Final = ("train.local_epochs=null", "train.local_steps=3")
+"""Overrides: a round ends within the second epoch of clients with two batches."""
 REFERENCE: Final = "fedavg"
 """The method that all others must differ from."""
 POLICIES: Final = ("local", "drop")
@@ -199,10 +202,14 @@ class Contract:
         self, method: Played
     ) -> None:
         keys = with_method(method.name, "model.name=mlp", "engine.precision=64-true")
-        try:
-            one, many = build(*keys), build(*keys, "engine.name=vectorized")
-        except ConfigError as refusal:  # a method may need convolutions or BatchNorm
-            pytest.skip(str(refusal))
+        for length in (STEPS, ()):  # a method may divide epochs
+            try:
+                one, many = (build(*keys, *length, f"engine.name={name}") for name in ENGINES)
+                break
+            except ConfigError as refusal:  # a method may need convolutions or BatchNorm
+                why = str(refusal)
+        else:
+            pytest.skip(why)
         _assert_vectorized_like_sequential(States(one), many)
 
     def test_batchnorm_policies_run(self, method: Played) -> None:
