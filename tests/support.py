@@ -53,6 +53,7 @@ DRAWING = {
     (run_report, "drawn_curves"): run_report.drawn_curves,
 }
 """What draws the pictures of pages and reports."""
+FEW = ("partition.samples=300", "evaluation.every=99")
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -64,7 +65,7 @@ def summary_of_run(*overrides: str) -> dict[str, Any]:
     run would give the same digest is a test of its own (flbench/testing/contract.py).
     """
     with TemporaryDirectory() as folder:
-        return run(Path(folder), "evaluation.every=99", *overrides)[1]
+        return run(Path(folder), *FEW, *overrides)[1]
 
 
 @contextmanager

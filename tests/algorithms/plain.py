@@ -17,6 +17,7 @@ from flbench.models.base import net_leaves
 
 LR, EPOCHS, ROUNDS = 0.1, 2, 3
 FULL = (
+    "partition.samples=200",
     "train.batch_size=1024",
     "train.participation=0.6",
     "engine.precision=64-true",

@@ -68,7 +68,7 @@ def test_gm_is_left_out_where_statistics_have_no_common_value():
 
 @pytest.mark.slow
 def test_fine_tuning_is_evaluated_beside_and_discarded(tmp_path):
-    keys = ("algorithm=fedper", "train.optimizer.lr=0.1")
+    keys = ("algorithm=fedper", "train.optimizer.lr=0.1", "partition.samples=300")
     path, tuned = run(tmp_path, *keys, "algorithm.finetune_epochs=2")
     plain = summary_of_run(*keys)
 

@@ -90,6 +90,7 @@ def test_no_personal_layer_is_refused():
 @pytest.mark.slow
 def test_heads_are_fine_tuned_beside_and_discarded(tmp_path):
     keys = ("algorithm=fedrep", "train.local_epochs=2", "train.optimizer.lr=0.1")
+    keys += ("partition.samples=300",)
     path, tuned = run(tmp_path, *keys, "algorithm.finetune_epochs=3")
     plain = summary_of_run(*keys)
 

@@ -106,7 +106,8 @@ def trained(words: str, *more: str) -> tuple[str, float, float]:
     """
     method, *keys = words.split()
     keys = [key if "." in key.partition("=")[0] else f"algorithm.{key}" for key in keys]
-    built = build(*LENET, "train.rounds=2", f"algorithm.name={method}", *more, *keys)
+    short = ("train.rounds=2", "partition.samples=300")
+    built = build(*LENET, *short, f"algorithm.name={method}", *more, *keys)
     algorithm, state, costs = built.algorithm, built.start(), []
     while state.round < built.config.train.rounds:
         settings = settings_of(algorithm, state, setup=algorithm.stages()[state.stage].setup)
