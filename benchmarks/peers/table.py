@@ -13,9 +13,10 @@ from flbench.core.errors import UserError
 
 BARE = "bare"
 OURS = "flbench"
+OF_PEERS = ("training", "process")
+"""Kinds that are compared with the fastest peer."""
 KINDS = {"training": "seconds", "process": "process_seconds", "CPU": "cpu_seconds"}
 """Kinds of time: the rounds alone, the whole process, and all cores for the process."""
-TITLES = {"training": "training", "process": "the whole process"}
 Estimate = tuple[float, float, float]
 """A geometric mean, and two ends, which are NaN where there are none."""
 
@@ -150,7 +151,7 @@ def _section(found: Comparison) -> str:
     setting, rounds = found.setting, found.rounds
     scale = f"{rounds} of {setting.rounds}" if rounds != setting.rounds else f"{rounds}"
     head = ["", "repeats", *(f"{kind}, s" for kind in KINDS), *(f"{kind} / bare" for kind in KINDS)]
-    head += [*(f"{kind} / fastest peer" for kind in TITLES), "accuracy"]
+    head += [*(f"{kind} / {found.fastest.get(kind, 'peer')}" for kind in OF_PEERS), "accuracy"]
     lines = [
         f"## ({setting.name}) {setting.title}",
         "",
@@ -163,31 +164,9 @@ def _section(found: Comparison) -> str:
     for label, repeats in found.repeats.items():
         cells = [label, str(repeats), *(text(found.seconds[label].get(kind)) for kind in KINDS)]
         cells += [text(found.to_bare[label].get(kind)) for kind in KINDS]
-        cells += [text(found.to_peer[label].get(kind)) for kind in TITLES]
+        cells += [text(found.to_peer[label].get(kind)) for kind in OF_PEERS]
         cells += [f"{found.accuracy[label]:.3f}"] if repeats else [""]
         lines.append(f"| {' | '.join(cells)} |")
     lines.append("")
-    lines += [_verdict(found, kind) for kind in TITLES if kind in found.fastest]
     lines += [f"- {label}: {problem}." for label, problem in found.problems.items()]
     return "\n".join([*lines, ""])
-
-
-def _verdict(found: Comparison, kind: str) -> str:
-    """Return a sentence that says whether a peer or flbench is faster."""
-    peer = found.fastest[kind]
-    ours = {
-        label: ratios[kind]
-        for label, ratios in found.to_peer.items()
-        if label.startswith(OURS) and kind in ratios
-    }
-    if not ours:
-        return f"- Fastest peer in {TITLES[kind]}: {peer}."
-    best = min(ours, key=lambda label: ours[label])
-    said = f"- Fastest peer in {TITLES[kind]}: {peer}; {best} takes {text(ours[best])} of its time."
-    slower = [
-        label for label, (value, low, _) in ours.items() if (value if low != low else low) > 1
-    ]
-    alike = [label for label, (_, low, high) in ours.items() if low <= 1 <= high]
-    said += f" {peer} is faster than {', '.join(slower)}." if slower else ""
-    said += f" No difference is shown between {peer} and {', '.join(alike)}." if alike else ""
-    return said

@@ -236,9 +236,11 @@ class Run:
     ) -> int | str:
         """Return the client whose personal model has the best validation score.
 
-        Test scores are not used, so the test score of this client's model is not chosen by itself.
-        Of several clients with the best score it is the one with the most validation samples, and
-        then the first one.
+        `run.model(run.best_client())` is its model. The score is that of the client's own validation
+        part, whose samples differ between clients: a high score can also mean easy samples. Test
+        scores are not used, so the test score of this model is not chosen by itself. Of several
+        clients with the best score it is the one with the most validation samples, and then the
+        first one.
 
         Args:
             metric: A metric of `clients`, such as `balanced_accuracy`; None for the metric by which
@@ -258,26 +260,6 @@ class Run:
         from flbench.api import run_tables
 
         return run_tables.best_client(self._run, self.clients, metric, mode, checkpoint)
-
-    def best_client_model(
-        self,
-        metric: str | None = None,
-        *,
-        mode: Literal["max", "min"] | None = None,
-        checkpoint: Literal["best", "last"] = "best",
-    ) -> "nn.Module":
-        """Return a copy of the net of the client that is the best by a validation score.
-
-        It is `model(client=best_client(...))`. The score is that of the client's own validation
-        part, whose samples differ between clients: a high score can also mean easy samples.
-
-        Args:
-            metric: See `best_client`.
-            mode: See `best_client`.
-            checkpoint: See `best_client`.
-        """
-        client = self.best_client(metric, mode=mode, checkpoint=checkpoint)
-        return self.model(client, checkpoint=checkpoint)
 
     def predict(
         self,

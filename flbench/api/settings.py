@@ -201,7 +201,7 @@ def given(name: str, /, **values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     known = {one.name: one.default for one in parameters if one.kind is not Parameter.VAR_KEYWORD}
     keys = {key: value for key, value in values.items() if key not in known}
     if keys:
-        from flbench.calls.names import check_names
+        from flbench.calls.arguments import check_names
 
         check_names(VERBS[name], keys)
     return known | {key: value for key, value in values.items() if key in known}, keys

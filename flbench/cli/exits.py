@@ -90,16 +90,9 @@ def exit_codes() -> Iterator[None]:
             except BrokenPipeError:
                 if not _is_output_closed():
                     raise
-                _discard_output()
+                # What Python would write when it ends would fail again.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(1) from None
-            except OSError as error:
-                if error.filename is not None or not _fails_to_print():
-                    raise
-                _discard_output()
-                raise RunError(
-                    f"standard output cannot be written ({error.strerror}). What was computed is in"
-                    " the folder of its results; send the output to another place."
-                ) from None
     except UserError as error:
         print_error(error)
         raise typer.Exit(2) from None
@@ -138,24 +131,6 @@ def _end_at_once(*_: object) -> None:
     with suppress(OSError):
         os.write(2, b"interrupted\n")
     os._exit(130)
-
-
-def _discard_output() -> None:
-    """Discard what Python would write to standard output when it ends, which would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _fails_to_print() -> bool:
-    """Return whether nothing can be printed, for example because a disk is full.
-
-    A line break is printed, because output without a buffer has nothing left that could be written.
-    """
-    try:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    except OSError:
-        return True
-    return False
 
 
 def _is_output_closed() -> bool:

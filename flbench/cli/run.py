@@ -7,7 +7,7 @@ from typing import Any
 from flbench.api.caller import Caller
 from flbench.cli import console, tables
 from flbench.cli.show import show
-from flbench.cli.words import CommandLine
+from flbench.cli.words import layers, layers_of_each, methods
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import merge
@@ -35,20 +35,22 @@ def run(
     Raises:
         UserError: The configuration is wrong, or a method was refused; the others are trained.
     """
-    line = CommandLine.of(words, algo, aliases, asked["config"], out)
+    names, overrides = methods([*(words or []), *(algo or [])])
+    given = layers(overrides, aliases, asked["config"], out)
     if resume is not None:
         refused: dict[str, object] = {"--dry-run": dry_run, "--print-config": print_config}
-        refused |= {"a method": line.methods, "--config": asked["config"], "--out": out}
-        if given := [name for name, value in refused.items() if value]:
+        refused |= {"a method": names, "--config": asked["config"], "--out": out}
+        if wrong := [name for name, value in refused.items() if value]:
             raise UserError(
-                f"{', '.join(given)} cannot be used with --resume: a resumed run keeps its"
+                f"{', '.join(wrong)} cannot be used with --resume: a resumed run keeps its"
                 " configuration and its folder. Leave this out, or start a new run."
             )
         from flbench.api import resuming
 
-        ending = resuming.carry_on(resume, merge(line.layers), Caller())
+        ending = resuming.carry_on(resume, merge(given), Caller())
     else:
-        resolved = [resolve(layers) for layers in line.of_each()]
+        of_each = [*layers_of_each(names, given).values()] if names else [given]
+        resolved = [resolve(one) for one in of_each]
         if print_config and as_json:
             console.json([{"config": one.tree(), "origins": places} for one, places in resolved])
         elif print_config:

@@ -9,7 +9,7 @@ from flbench.api import tuning
 from flbench.api.caller import Caller
 from flbench.cli import console
 from flbench.cli.show import show
-from flbench.cli.words import CommandLine
+from flbench.cli.words import layers, layers_of_each, methods
 from flbench.core.errors import RunError, UserError
 
 
@@ -46,10 +46,10 @@ def tune(
             )
         ending = tuning.carry_on(resume, tuning.fields(options), caller)
     else:
-        line = CommandLine.of(words, algo, aliases, config)
-        if not line.methods:
+        names, overrides = methods([*(words or []), *(algo or [])])
+        if not names:
             raise UserError("name the methods to tune, for example flbench tune hfcd fedavg.")
-        of_methods = dict(zip(line.methods, line.of_each(), strict=True))
+        of_methods = layers_of_each(names, layers(overrides, aliases, config))
         if dry_run:
             cost = tuning.plan(of_methods, tuning.fields(options), caller)
             console.plan(cost.tree, cost.sentences, as_json=as_json)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from flbench.cli.completion import key_like
 from flbench.cli.options import ALIASES
@@ -16,57 +16,13 @@ WORDS: Final = "command line"
 """Origin of values that words set: methods and overrides."""
 
 
-class CommandLine(NamedTuple):
-    """What a user gave on the command line.
+def layers_of_each(names: Sequence[str], given: Sequence[Layer]) -> dict[str, list[Layer]]:
+    """Return the layers of the run of each method, as `flbench.comparison.design` does."""
+    from flbench.comparison import design
 
-    Attributes:
-        methods: Names of the methods; empty if none is named.
-        layers: The other layers of the configuration, from the lowest to the highest.
-    """
-
-    methods: tuple[str, ...]
-    layers: list[Layer]
-
-    @classmethod
-    def of(
-        cls,
-        words: Sequence[str] | None,
-        algo: Sequence[str] | None,
-        short_forms: Mapping[str, str],
-        config: Path | None = None,
-        out: str | None = None,
-    ) -> "CommandLine":
-        """Return what words and options say.
-
-        Args:
-            words: Words of the command: methods and overrides `key=value`.
-            algo: Values of `--algo`, which stand for words.
-            short_forms: See `layers`, as for the other arguments.
-            config: See there.
-            out: See there.
-
-        Raises:
-            UserError: A word is neither a method nor an override, or a method is named twice.
-                Further errors are those of `layers`.
-        """
-        named, overrides = methods([*(words or []), *(algo or [])])
-        return cls(named, layers(overrides, short_forms, config, out))
-
-    def of_each(self) -> list[list[Layer]]:
-        """Return the layers of each run: one run for each method that is named.
-
-        Each method gets those overrides `algorithm.KEY=...` whose key it has. A key that none of
-        them has is refused later, when the configuration is resolved.
-        """
-        if not self.methods:
-            return [self.layers]
-        from flbench.comparison.design import LabelledLayer, layers_of_each
-
-        named = [
-            LabelledLayer.of(name, from_values({"algorithm": ALGORITHMS.section(name)}, WORDS))
-            for name in self.methods
-        ]
-        return [*layers_of_each(named, self.layers).values()]
+    section = {name: from_values({"algorithm": ALGORITHMS.section(name)}, WORDS) for name in names}
+    named = [design.LabelledLayer.of(*one) for one in section.items()]
+    return design.layers_of_each(named, given)
 
 
 def layers(

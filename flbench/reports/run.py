@@ -135,12 +135,10 @@ def _line(rows: Sequence[Row], *which: str) -> tuple[list[int], list[float]]:
 
 
 def tables(run: StoredRun) -> Iterator[Shown]:
-    """Yield the tables of a run: metrics, clients that join later, cohort, clients, classes."""
+    """Yield the tables of a run: metrics, clients that join later, clients, classes."""
     yield metrics(run)
     if run.summary.get("new_clients"):
         yield _new_clients(run.summary, run.config.client_metric)
-    if cohort := run.summary.get("cohort"):
-        yield _cohort(cohort)
     of_clients = run.client_table("last")
     if "name" in of_clients and (of_clients["name"] != "").any():
         yield _clients(run, of_clients.to_dict("records"))
@@ -225,17 +223,6 @@ def classes(table: "pd.DataFrame") -> Shown:
         " per_class.csv."
         if more > 0
         else "",
-    )
-
-
-def _cohort(cohort: Mapping[str, Any]) -> Shown:
-    """Return the table of the accuracy of the clients of the last rounds."""
-    moments = dict.fromkeys(moment for split in SPLITS for moment in cohort[split])
-    return Shown(
-        f"Accuracy of the clients of rounds {cohort['first_round']} to {cohort['last_round']}",
-        {"moment": Column("moment"), **{split: Column(split, score) for split in SPLITS}},
-        [{"moment": one, **{split: cohort[split].get(one) for split in SPLITS}} for one in moments],
-        "Mean over groups of clients and rounds, of the clients that took part in a round only.",
     )
 
 

@@ -14,7 +14,6 @@ from flbench.results.summary import MOST_SAMPLES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-NO_COUNTS: Final = "it has no array `train_counts` of integers [clients, classes]."
 LARGEST_PARTITION: Final = 2**30
 """Largest size of the arrays of a partition.npz of a run folder, in bytes."""
 MOST_COUNTS: Final = 10**8
@@ -48,17 +47,11 @@ def read_counts(file: Path) -> "NDArray[np.int64] | None":
     counts = _partition_arrays(file, "train_counts").get("train_counts")
     if counts is None:
         return None
-    if counts.ndim != 2 or counts.dtype.kind not in "iu":
-        raise DataError(f"{file} is damaged: {NO_COUNTS} Start the run again.")
-    if counts.size > MOST_COUNTS:
+    is_table = counts.ndim == 2 and counts.dtype.kind in "iu" and counts.size <= MOST_COUNTS
+    if not is_table or (counts.size and not 0 <= counts.min() <= counts.max() <= MOST_SAMPLES):
         raise DataError(
-            f"{file} is damaged: `train_counts` has {counts.size:,} entries; the limit is"
-            f" {MOST_COUNTS:,}. Start the run again."
-        )
-    if counts.size and not 0 <= counts.min() <= counts.max() <= MOST_SAMPLES:
-        raise DataError(
-            f"{file} is damaged: a number of samples in `train_counts` is not in"
-            f" [0, {MOST_SAMPLES:,}]. Start the run again."
+            f"{file} is damaged: `train_counts` is not a table [clients, classes] of numbers of"
+            f" samples, with at most {MOST_COUNTS:,} entries. Start the run again."
         )
     return counts.astype(np.int64)
 

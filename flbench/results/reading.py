@@ -17,7 +17,6 @@ from flbench.results.summary import (
     RunningSummary,
     Summary,
     checked,
-    cohort_accuracy,
     cost_to_reach,
     metrics_at,
 )
@@ -254,6 +253,4 @@ def so_far(config: Config, rows: list[Row]) -> Summary:
     }
     if config.evaluation.target_accuracy is not None:
         summary["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
-    if (cohort := cohort_accuracy(rows)) is not None:
-        summary["cohort"] = cohort
     return summary

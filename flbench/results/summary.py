@@ -4,7 +4,6 @@ from collections import defaultdict
 from functools import partial
 from itertools import product
 from math import isnan
-from statistics import fmean
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -107,13 +106,6 @@ class _NewClients(_Part):
     steps: dict[Name, float]
 
 
-class _Cohort(_Part):
-    first_round: Count
-    last_round: Count
-    validation: dict[Name, float]
-    test: dict[Name, float]
-
-
 class _Finished(_Part):
     """The keys of summary.json that flbench reads; there are more."""
 
@@ -143,7 +135,6 @@ class _Finished(_Part):
     engine: dict[str, Any] = {}
     target: _Target | None = None
     new_clients: _NewClients | None = None
-    cohort: _Cohort | None = None
 
 
 def checked(summary: Summary, *, has_classes: bool) -> Summary:
@@ -365,41 +356,3 @@ def cost_to_reach(target: float, rows: list[Row]) -> Summary:
             before = RunningSummary([one for one in rows if one.round <= row.round])
             return {"accuracy": target, "split": split, "round": row.round, **before.totals()}
     return {"accuracy": target, "split": split, "round": None}
-
-
-COHORT_MOMENTS: Final = {
-    "personal@before": "before local training",
-    "personal@local": "after local training",
-    "personal@aggregated": "after aggregation",
-}
-"""Moments of a round at which its clients are evaluated, by protocol."""
-
-COHORT_ROUNDS: Final = 5  # rounds at the end of a run, over which a cohort's accuracy is averaged
-
-
-def cohort_accuracy(rows: list[Row]) -> Summary | None:
-    """Return the accuracy of the clients of the last five rounds, as a mean over their groups.
-
-    Args:
-        rows: Rows of metrics.csv.
-
-    Returns:
-        `first_round` and `last_round`, and under `validation` and `test` the means over these
-        rounds of `accuracy_group_mean`, by moment of the round; None if the method does not report
-        it (see `Algorithm.cohort_groups`).
-
-    >>> rows = [Row(k, "test", "personal@local", "accuracy_group_mean", k / 4) for k in (1, 3)]
-    >>> cohort_accuracy(rows)
-    {'first_round': 1, 'last_round': 3, 'validation': {}, 'test': {'after local training': 0.5}}
-    """
-    mine = [row for row in rows if row.metric == "accuracy_group_mean"]
-    if not mine:
-        return None
-    last = max(row.round for row in mine)
-    mine = [row for row in mine if row.round > last - COHORT_ROUNDS]
-    values: Summary = {split: {} for split in SPLITS}
-    for row in mine:
-        if row.split in SPLITS and row.protocol in COHORT_MOMENTS:
-            values[row.split].setdefault(COHORT_MOMENTS[row.protocol], []).append(row.value)
-    means = {split: {k: fmean(v) for k, v in values[split].items()} for split in SPLITS}
-    return {"first_round": min(row.round for row in mine), "last_round": last, **means}

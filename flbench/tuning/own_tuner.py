@@ -5,7 +5,7 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-from flbench.calls import arguments, names, parts
+from flbench.calls import arguments, parts
 from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
@@ -104,7 +104,7 @@ def trainable(
     from flbench.workers.actor_pool import digest
     from flbench.workers.shipping import pack
 
-    names.check_names(trainable, keys)
+    arguments.check_names(trainable, keys)
     given, objects = parts.split(given)
     if not isinstance(algorithm, Mapping | None):
         raise ConfigError(

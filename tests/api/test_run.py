@@ -298,7 +298,7 @@ def test_the_best_client_is_chosen_by_validation_and_not_by_test(copied):
     assert run.best_client(checkpoint="last") == 2  # of three equal ones: more samples, the first
     assert run.best_client("macro_f1", checkpoint="last") == 0
     assert run.best_client("macro_f1", mode="min", checkpoint="last") == 3
-    model = run.best_client_model("macro_f1", checkpoint="last")
+    model = run.model(run.best_client("macro_f1", checkpoint="last"), checkpoint="last")
     same = run.model(0, checkpoint="last")
     assert all(map(torch.equal, model.state_dict().values(), same.state_dict().values()))
     for keys, message in (

@@ -602,24 +602,6 @@ def test_a_closed_pipe_ends_quietly():
     assert process.returncode == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("buffered", ["", "1"])
-def test_a_full_disk_below_standard_output_is_named(buffered):
-    with open("/dev/full", "w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "flbench", "--help"],
-            env={**os.environ, "PYTHONUNBUFFERED": buffered},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("error: standard output cannot be written (No space left")
-    assert len(ended.stderr.splitlines()) == 1
-
-
 def test_interrupted_comparison_names_the_methods_that_did_not_start(flbench, monkeypatch):
 
     def interrupted(*_):
