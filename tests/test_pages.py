@@ -47,7 +47,8 @@ LONG.remove("board/method-costs")
 def test_page_is_what_its_results_say(script, name, monkeypatch, tmp_path):
     if name == "files":
         pytest.importorskip("openpyxl")
-    monkeypatch.setattr(script.new_clients, "picture", lambda _: SimpleNamespace(savefig=print))
+    drawn = SimpleNamespace(savefig=lambda *_, **__: None)
+    monkeypatch.setattr(script.new_clients, "picture", lambda _: drawn)
 
     assert script.pages()[name]() == (DOCS / f"{name}.md").read_text("utf-8")
 

@@ -236,7 +236,7 @@ class Run:
     ) -> int | str:
         """Return the client whose personal model has the best validation score.
 
-        `run.model(run.best_client())` is its model. The score is that of the client's own validation
+        `run.model(run.best_client())` is its model. The score is that of the client's validation
         part, whose samples differ between clients: a high score can also mean easy samples. Test
         scores are not used, so the test score of this model is not chosen by itself. Of several
         clients with the best score it is the one with the most validation samples, and then the
