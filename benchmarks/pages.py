@@ -13,7 +13,6 @@ from fnmatch import fnmatch
 from functools import partial
 
 import board
-import files_page
 import new_clients
 import papers
 import real_data
@@ -32,7 +31,6 @@ def pages() -> dict[str, Callable[[], str]]:
         "board/new-clients": new_clients.page,
         **{f"papers/measured-{name}": partial(papers.page, name) for name in papers.names()},
         "real-data": real_data.page,
-        "files": files_page.page,
     }
 
 

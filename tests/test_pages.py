@@ -28,7 +28,6 @@ def script():
         yield module
 
 
-SHORT = ("files",)
 SLOW = ("papers/measured-slapfl", "real-data", "board/digits-path", "board/new-clients")
 LONG = [f"papers/{file.stem}" for file in sorted(PAPERS.glob("measured-*.md"))]
 LONG += [f"board/{file.stem}" for file in sorted((DOCS / "board").glob("*.md"))]
@@ -38,15 +37,12 @@ LONG.remove("board/method-costs")
 @pytest.mark.parametrize(
     "name",
     [
-        *SHORT,
         pytest.param(SLOW[0], marks=pytest.mark.slow),
         *(pytest.param(name, marks=pytest.mark.full) for name in SLOW[1:]),
-        *(pytest.param(name, marks=pytest.mark.full) for name in LONG if name not in SHORT + SLOW),
+        *(pytest.param(name, marks=pytest.mark.full) for name in LONG if name not in SLOW),
     ],
 )
 def test_page_is_what_its_results_say(script, name, monkeypatch, tmp_path):
-    if name == "files":
-        pytest.importorskip("openpyxl")
     drawn = SimpleNamespace(savefig=lambda *_, **__: None)
     monkeypatch.setattr(script.new_clients, "picture", lambda _: drawn)
 
