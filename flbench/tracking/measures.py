@@ -13,12 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import pandas as pd
-
 from flbench.core.documents import as_data_error, read_json
-from flbench.core.files import LARGEST, check_regular
 from flbench.metrics import names
-from flbench.results import metrics_file
+from flbench.results import metrics_file, tables
 from flbench.results.metrics_file import COUNTS
 
 MOST: Final = 40
@@ -194,27 +191,22 @@ def _classes(file: Path) -> dict[str, float]:
     Raises:
         DataError: The file is damaged.
     """
-    if not file.is_file():
+    table = tables.classes(file)
+    table = table[table["moment"] == "best"]
+    if len(table) > MOST_CLASSES:
         return {}
-    with as_data_error(file):
-        check_regular(file, LARGEST)
-        table = pd.read_csv(file, dtype={"name": str, "moment": str}, keep_default_na=False)
-        moment = "best" if (table["moment"] == "best").any() else "last"
-        table = table[table["moment"] == moment]
-        if len(table) > MOST_CLASSES:
-            return {}
-        labels = [safe(name) for name in table["name"]]
-        unclear = {name for name in labels if labels.count(name) > 1 or not name.strip(".")}
-        labels = [  # MLflow has one name for -1 and +1, and refuses a metric `f1/.`
-            f"class {k} {name}".rstrip(" .") if name in unclear else name
-            for k, name in zip(table["class"], labels, strict=True)
-        ]
-        return {
-            f"{metric}/{name}": float(value)
-            for metric in ("f1", "recall")
-            for name, value in zip(labels, table[metric], strict=True)
-            if value != "" and math.isfinite(float(value))
-        }
+    labels = [safe(name) for name in table["name"]]
+    unclear = {name for name in labels if labels.count(name) > 1 or not name.strip(".")}
+    labels = [  # MLflow has one name for -1 and +1, and refuses a metric `f1/.`
+        f"class {k} {name}".rstrip(" .") if name in unclear else name
+        for k, name in zip(table["class"], labels, strict=True)
+    ]
+    return {
+        f"{metric}/{name}": value
+        for metric in ("f1", "recall")
+        for name, value in zip(labels, table[metric].tolist(), strict=True)
+        if math.isfinite(value)
+    }
 
 
 def means(trainings: Sequence[Sequence[Point]]) -> list[Point]:
