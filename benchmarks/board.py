@@ -331,11 +331,7 @@ class Figures:
         return sorted(there, key=self.score, reverse=True)
 
     def chosen(self, methods: Sequence[str]) -> dict[str, str]:
-        """Return the two methods of a family that a paper should include, each with the rule.
-
-        Args:
-            methods: The methods that were measured, best first.
-        """
+        """Return the two methods of a family that a paper should include, each with the rule."""
         old = [name for name in methods if name not in self.recent]
         recent = [name for name in methods if name in self.recent]
         broad = [name for name in old if len(self.rows(name)) >= BROAD]

@@ -98,12 +98,7 @@ DESIGNS: Final[dict[str, tuple[dict[str, Any], str, tuple[str, ...]]]] = {
 
 
 def compared(name: str, number: int) -> dict[str, Any]:
-    """Train a comparison, and return what its report says.
-
-    Args:
-        name: Design.
-        number: Number of the comparison, which gives its seeds.
-    """
+    """Train a comparison, and return what its report says."""
     partition, vary, methods = DESIGNS[name]
     pages.render = lambda *_, **__: ""  # the pages of the runs take longer than their training
     torch.set_num_threads(1)

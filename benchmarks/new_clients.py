@@ -53,12 +53,7 @@ class Federation:
         return cls(name, found.new_clients, len(found.runs), trained_with(archive))
 
     def above(self, place: int, reference: str) -> int:
-        """Return how many methods are above a reference after its last epochs.
-
-        Args:
-            place: Position of the methods' number of epochs.
-            reference: The reference.
-        """
+        """Return how many methods are above a reference after its last epochs."""
         bar = self.means.loc[reference, self.epochs[-1]]
         return int((self.others[self.epochs[place]] > bar).sum())
 

@@ -72,12 +72,7 @@ RANKED_FROM: Final = 8
 
 
 def commands(data: Path, out: Path) -> dict[str, list[tuple[PaperRequest, Path]]]:
-    """Return what the commands of `papers.sh` ask for, with their folders, by NAME.
-
-    Args:
-        data: Folder with data sets.
-        out: Folder of runs and reports.
-    """
+    """Return what the commands of `papers.sh` ask for, with their folders, by NAME."""
     parser = argparse.ArgumentParser()
     for option in ("--table", "--algo"):
         parser.add_argument(option, action="append", default=[])
@@ -309,9 +304,6 @@ def overlap(run: Path) -> float:
 def orders(every: Sequence[Sequence[Cell]]) -> dict[str, Any]:
     """Return the published and the measured order of the rows of other methods.
 
-    Args:
-        every: Columns with measured values.
-
     Returns:
         `correlations`, the lines of the columns with at least `RANKED_FROM` such rows that have a
         published number; `head` and lines of their `ranks`; and `others`, whether these columns
@@ -342,10 +334,6 @@ def claims(made: Sequence[PaperReport], *, decided_only: bool) -> list[tuple[str
     """Return the table of the claims with the intervals of their differences.
 
     A claim has the lines of all reports that decide it, or that of the first report if none does.
-
-    Args:
-        made: Reports on one paper.
-        decided_only: Whether to leave out claims that no report decides.
     """
     lines: dict[str, list[tuple[bool, tuple[str, ...]]]] = {}
     for each in made:

@@ -176,13 +176,7 @@ def write_activities(source: Path, file: Path) -> None:
 
 
 def pooled(chosen: Set, seed: int, file: Path) -> Any:
-    """Return a partition with one client, which has the parts of all natural clients.
-
-    Args:
-        chosen: The data set.
-        seed: Seed of the partition of natural clients.
-        file: File NAME.npz for the partition.
-    """
+    """Return a partition with one client, which has the parts of all natural clients."""
     from flbench.config.schema import Config
     from flbench.data import partition_files
     from flbench.data.partition import PARTS, ClientParts
@@ -198,14 +192,7 @@ def pooled(chosen: Set, seed: int, file: Path) -> Any:
 
 
 def train(name: str, out: Path, archives: Path, asked: argparse.Namespace) -> None:
-    """Train and pack all runs of a data set.
-
-    Args:
-        name: Name of the data set.
-        out: Folder of the runs.
-        archives: Folder of the archives.
-        asked: Options of the command.
-    """
+    """Train and pack all runs of a data set."""
     chosen = SETS[name]
     engine = {"workers": 1, "device": asked.device}
     if asked.device == "cuda" and not chosen.large:

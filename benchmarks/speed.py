@@ -46,11 +46,6 @@ WARM_UP_SECONDS = 2.0
 def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> int:
     """Train clients for `train.local_epochs` with all cores of the machine.
 
-    Args:
-        experiment: The experiment whose net, samples and settings are used.
-        draw: Random streams of the round.
-        clients: Ids of the cohort's clients.
-
     Returns:
         Number of optimizer steps.
     """
@@ -104,12 +99,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure(config: Config, repeats: int) -> dict[str, Any]:
-    """Measure the engine of a configuration in this process.
-
-    Args:
-        config: The configuration.
-        repeats: Number of rounds that count, after the warm-up.
-    """
+    """Measure the engine of a configuration in this process."""
     experiment = assembly.build(config).with_workers(lambda _: None)
     timings: list[tuple[int, int, float, float]] = []
     try:

@@ -30,10 +30,6 @@ class InstallError(Exception):
 def python_of(peer: str, folder: Path) -> Path:
     """Return the Python of a peer's environment, and make the environment if it is missing.
 
-    Args:
-        peer: Name of the peer; one without a requirements file runs in this Python.
-        folder: Folder of all environments.
-
     Raises:
         InstallError: pip failed.
     """

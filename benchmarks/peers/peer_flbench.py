@@ -15,12 +15,7 @@ from settings import Job
 
 
 def arguments(job: Job, folder: Path) -> list[str]:
-    """Return the arguments of `flbench` for a job.
-
-    Args:
-        job: The job.
-        folder: Folder for the run.
-    """
+    """Return the arguments of `flbench` for a job."""
     setting = job.setting
     engine = []
     if job.variant != "default":
@@ -47,13 +42,7 @@ def arguments(job: Job, folder: Path) -> list[str]:
 
 
 def report(job: Job, printed: str, folder: Path) -> None:
-    """Write the result of a job from what `flbench run --json` printed and wrote.
-
-    Args:
-        job: The job.
-        printed: Its standard output.
-        folder: Working folder of the command.
-    """
+    """Write the result of a job from what `flbench run --json` printed and wrote."""
     summary = json.loads(printed)["runs"][0]
     run = folder / summary["path"]
     with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:

@@ -154,10 +154,6 @@ def export(setting: Setting, root: Path, folder: Path) -> Path:
 def partition(samples: int, setting: Setting) -> list[np.ndarray]:
     """Return the rows of the training samples of each client, drawn at random.
 
-    Args:
-        samples: Number of training samples of the data set.
-        setting: The setting.
-
     Raises:
         DataError: The data set has too few samples.
     """

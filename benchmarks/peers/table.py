@@ -81,10 +81,6 @@ class Comparison:
 def compare(measurements: Sequence[dict[str, Any]], setting: Setting) -> Comparison | None:
     """Compare the measurements of a setting; None if there are none.
 
-    Args:
-        measurements: All measurements, of this setting and of others, in the order of time.
-        setting: The setting.
-
     Raises:
         UserError: The measurements have different numbers of rounds.
     """

@@ -83,9 +83,6 @@ def stopped_by_signals(objects: Mapping[str, Any]) -> Iterator[None]:
     """Context manager in which trainings of a study or a comparison are carried out.
 
     In the main thread, SIGINT and SIGTERM raise KeyboardInterrupt.
-
-    Args:
-        objects: Objects of the user without an import path, by the name of their section.
     """
     with as_flbench_errors(), preserved(), offered(objects):  # `preserved` restores the handlers
         if threading.current_thread() is threading.main_thread():
@@ -112,13 +109,6 @@ def mirrored(
     """Context manager in which a folder is sent to MLflow, and which says how it is resumed.
 
     At its end the report is written, and sent too.
-
-    Args:
-        folder: Folder of a study or a comparison.
-        config: A configuration of its trainings, for the section `tracking`.
-        caller: Who gets notes.
-        named_by: Who names the address of MLflow's store.
-        report: Function that writes a report into the folder.
 
     Raises:
         KeyboardInterrupt: A stop signal has arrived. Its message says how the folder is resumed.
@@ -279,11 +269,6 @@ class Campaign:
         """Train what is left of a comparison in a folder that has its comparison.json.
 
         It is called within `mirrored`.
-
-        Args:
-            folder: The folder, locked by this process.
-            made: The comparison.
-            changed: New values of keys that may change when a cell is resumed.
         """
         cells, resources = made.cells, made.resources
         if not all(map(folder.is_done, cells)):

@@ -137,15 +137,6 @@ def design_of(
 ) -> Design:
     """Return the design of what a user asks for.
 
-    Args:
-        methods: The methods.
-        layers: Layers of the configuration, from the lowest to the highest.
-        sets: The data sets; empty for that of the layers.
-        variants: Function from a design to the one that is carried out.
-        tuned: Folder of a study whose best parameters the methods have; None for none.
-        grid: Values by dotted key; None for none.
-        settings: `seeds` and `vary`.
-
     Raises:
         ConfigError: Two parts of it contradict each other, or the study does not have the methods.
     """

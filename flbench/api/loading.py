@@ -17,7 +17,6 @@ from flbench.config.sources import leaves
 from flbench.core.errors import UserError
 from flbench.core.text import warn
 from flbench.results import folders, reading, study_folder
-from flbench.results.differences import differing_keys
 
 FIRST: Final = ("method", "dataset", "model", "seed")
 STATE: Final = ("rounds", "best_round", "finished")
@@ -108,7 +107,8 @@ def _table(found: Sequence[reading.StoredRun]) -> pd.DataFrame:
         }
         for run in found
     ]
-    keys = differing_keys(trees)
+    texts = pd.DataFrame([{key: str(value) for key, value in tree.items()} for tree in trees])
+    keys = [key for key in map(str, texts) if texts[key].nunique() > 1]
     rows = [
         _row(run, {key: tree.get(key) for key in keys})
         for run, tree in zip(found, trees, strict=True)

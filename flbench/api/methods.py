@@ -110,12 +110,7 @@ def _space(name: str) -> pd.DataFrame | None:
 
 
 def _deployments(name: str, example: Sequence[str]) -> tuple[str, ...]:
-    """Return the deployments of a method with its default keys, on four clients with digits.
-
-    Args:
-        name: Name of the method.
-        example: Overrides with which it can be used.
-    """
+    """Return the deployments of a method with its default keys, on four clients with digits."""
     config, _ = resolve([from_values({"algorithm": name}, "fl.method"), from_overrides(example)])
     shape, classes, clients = (1, 8, 8), 10, 4
     try:

@@ -158,12 +158,7 @@ class Partition:
 
     @classmethod
     def of(cls, federation: "Federation", config: Mapping[str, Any]) -> "Partition":
-        """Return the partition of loaded samples.
-
-        Args:
-            federation: The samples of all clients.
-            config: Section `partition` of the configuration.
-        """
+        """Return the partition of loaded samples."""
         return cls(catalogue.partition(federation), federation.counts.numpy(), config)
 
     @classmethod

@@ -253,13 +253,7 @@ def report(
 def analysed(
     paths: Sequence[Path], *, metric: Any = None, **options: Any
 ) -> tuple[Analysis, Sequence[Unpacked]]:
-    """Return the tables of the runs at or below paths, and the archives from which they come.
-
-    Args:
-        paths: The paths.
-        metric: See `fl.report`.
-        options: Further arguments of `arrange`.
-    """
+    """Return the tables of the runs at or below paths, and the archives from which they come."""
     found = collect(paths)
     comparison = arrange(
         found.runs,

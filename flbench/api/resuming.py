@@ -95,11 +95,6 @@ def resume(
 def carry_on(path: Path, changed: Layer, caller: Caller) -> RunsEnding:
     """Train what is left of a run.
 
-    Args:
-        path: The run folder.
-        changed: New values of keys that may change on resume.
-        caller: Who gets progress and notes, with the callbacks that the run began with.
-
     Returns:
         The folder, and the process that sends it to MLflow if there is one. Nothing is trained if
         the run was finished before. The errors are those of `resume`.

@@ -125,10 +125,6 @@ class RunsEnding:
 def start(runs: Sequence[tuple[Config, dict[str, str]]], caller: Caller) -> RunsEnding:
     """Train one run after the other. If there are several, one that fails does not stop the others.
 
-    Args:
-        runs: Configuration of each run, with the origin of each value by its dotted path.
-        caller: Who gets progress and notes.
-
     Raises:
         UserError: Data, configuration and callbacks of a single run do not fit together, or its
             folder cannot be written.

@@ -66,10 +66,6 @@ def layers(
 def sections(values: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return those arguments of a call that belong to the configuration.
 
-    Args:
-        values: Arguments of the function by name.
-        keys: Its further keyword arguments. They override the sections.
-
     >>> sections({"trials": 4, "seed": 1, "data": "digits"}, {"train.rounds": 5})
     {'seed': 1, 'data': 'digits', 'train.rounds': 5}
     """
@@ -78,10 +74,6 @@ def sections(values: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, An
 
 def path_of(path: str | PathLike[str], name: str) -> Path:
     """Return an argument as a path.
-
-    Args:
-        path: The argument.
-        name: Name of the argument, for the error message.
 
     Raises:
         UserError: It is empty, or is not a path.
@@ -129,10 +121,6 @@ def check_names(function: Callable[..., Any], keys: Iterable[str]) -> None:
     """Refuse further keys of a call that look like misspelt arguments of the function.
 
     Unknown keys that look like sections are refused when the configuration is resolved.
-
-    Args:
-        function: The function that the user called, such as `fl.tune`.
-        keys: Names of its further keyword arguments.
 
     Raises:
         ConfigError: A key is not a section of the configuration, and an argument has a similar

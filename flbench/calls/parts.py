@@ -151,10 +151,6 @@ def with_natural_clients(plain: Mapping[str, Any], objects: Mapping[str, Any]) -
 def again(arguments: Mapping[str, Any], objects: Iterable[str]) -> list[str]:
     """Return the arguments by which `fl.resume` gets the objects of a call again, as Python code.
 
-    Args:
-        arguments: Arguments of the call by name.
-        objects: Names of the objects without an import path, as `split` returns them.
-
     >>> again({"model": {"lightning": True}}, ["data", "model", "train.terms"])
     ['data=...', 'module=...', "train={'terms': [...]}"]
     """

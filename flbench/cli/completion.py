@@ -29,9 +29,6 @@ def names(kind: str) -> Sequence[str]:
 def completing(*kinds: str | Sequence[str]) -> Callable[[str], list[str]]:
     """Return a function that completes a word, or the last one of several between commas.
 
-    Args:
-        kinds: Kinds of `names`, or names.
-
     >>> completing("methods", "keys")("fedpr")
     ['fedproto', 'fedprox']
     >>> completing("keys")("train.r"), completing(["a", "b"])("b,a")

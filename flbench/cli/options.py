@@ -75,12 +75,7 @@ def option(
 
 
 def of_verbs(declared: Sequence[Any], own: Sequence[str]) -> dict[str, Parameter]:
-    """Return the options of verbs and of classes of settings, by the names of their arguments.
-
-    Args:
-        declared: The verbs and classes.
-        own: Names of the other options of the command.
-    """
+    """Return the options of verbs and of classes of settings, by the names of their arguments."""
     found = {
         name: argument
         for one in declared
@@ -124,12 +119,7 @@ def _type(argument: Argument) -> type | None:
 
 
 def _option(argument: Argument, options: Collection[str]) -> Any:
-    """Return the annotation of which Typer makes an option.
-
-    Args:
-        argument: The argument.
-        options: Names of all options of the command, such as `tuned`.
-    """
+    """Return the annotation of which Typer makes an option."""
     name, kind = f"--{_hyphened(argument.name)}", _type(argument)
     about = for_command(argument.about, options)
     if kind is bool:

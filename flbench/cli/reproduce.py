@@ -99,14 +99,6 @@ def train(
 ) -> list[str]:
     """Train what is left of the comparison of a place; return a sentence for each failed cell.
 
-    Args:
-        place: The place.
-        labels: Labels of its methods.
-        seeds: Repetitions of each method.
-        folder: Folder of the comparisons.
-        jobs: Trainings at the same time; None for one per core.
-        shown: Whether to show the progress.
-
     Raises:
         UserError: A method has been trained with other keys.
     """

@@ -122,12 +122,7 @@ def _comparison(
 
 
 def print_study(report: "StudyReport", path: Path) -> None:
-    """Print the results of a study: default beside tuned parameters, winners, failures.
-
-    Args:
-        report: The results.
-        path: The study folder as users know it.
-    """
+    """Print the results of a study: default beside tuned parameters, winners, failures."""
     line(f"{report.heading} ({report.facts['budget']})\n")
     for sentence in report.answer:
         line(f"{sentence}\n")

@@ -108,10 +108,6 @@ def one_name(items: Sequence[str], kind: str) -> tuple[str | None, list[str]]:
 def methods(items: Sequence[str], *, variants: bool = False) -> tuple[tuple[str, ...], list[str]]:
     """Separate the methods from the overrides among the words of a command.
 
-    Args:
-        items: Words of the command, and values of `--algo`.
-        variants: Whether the words can be variants of methods; see `is_variant`.
-
     Returns:
         The names of the methods, and the overrides. Classes of the user are registered.
 

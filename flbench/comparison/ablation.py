@@ -18,11 +18,6 @@ def design_of(
 ) -> Design:
     """Return the design of a comparison of a method with its variants.
 
-    Args:
-        design: The design with the method alone.
-        keys: See `variants`.
-        values: See `variants`.
-
     Raises:
         ConfigError: There is not one method, or `keys` or `values` are wrong; see `variants`.
     """

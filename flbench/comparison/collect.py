@@ -118,13 +118,7 @@ def collect(paths: Sequence[Path]) -> Collection:
 def _labels(
     runs: Sequence[StoredRun], left_out: LeftOut, notes: list[str]
 ) -> tuple[dict[Path, str], str | None]:
-    """Return labels and reference of the cells among runs, and add notes about their comparisons.
-
-    Args:
-        runs: The runs.
-        left_out: What gets the errors about comparisons that are damaged.
-        notes: Sentences for the user.
-    """
+    """Return labels and reference of cells among runs, and add notes about their comparisons."""
     folders_of = [run.path.absolute().parents[1] if is_cell(run.path) else None for run in runs]
     is_alone = len({*folders_of}) == 1
     reference = None

@@ -119,9 +119,6 @@ def design_in(tree: Mapping[str, Any]) -> dict[str, Any]:
 def read_design(path: Path) -> tuple[Design, dict[str, Any]]:
     """Return the design of a comparison, and when and how it began.
 
-    Args:
-        path: Its folder.
-
     Raises:
         UserError: The path is not the folder of a comparison.
         DataError: comparison.json is damaged.
@@ -134,9 +131,6 @@ def read_design(path: Path) -> tuple[Design, dict[str, Any]]:
 
 def read_cells(path: Path) -> list[CellEntry]:
     """Return the cells of a comparison, in the order in which they are trained.
-
-    Args:
-        path: Folder of the comparison.
 
     Raises:
         UserError: The path is not the folder of a comparison.

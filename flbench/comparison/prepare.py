@@ -209,10 +209,6 @@ def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> No
     Configurations differ if flbench has other defaults than the version that began the comparison.
     Data differ if their files have changed. They are checked if cells are left to train.
 
-    Args:
-        prepared: The comparison.
-        folder: Its folder.
-
     Raises:
         ConfigError: A key differs. The message names the first one.
         DataError: The samples of a finished cell differ from those that the others would have.

@@ -68,10 +68,6 @@ def take(runs: dict[str, Path], folder: ComparisonFolder) -> None:
     Checkpoints, which can be large and are replaced only as a whole, are hard links where the file
     system allows them. The other files are copied, so that neither folder changes with the other.
 
-    Args:
-        runs: Run folder by the name of the cell.
-        folder: Folder of the comparison, locked by this process.
-
     Raises:
         UserError: A file or folder of a run is a link.
         OSError: A file cannot be written.

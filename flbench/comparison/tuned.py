@@ -31,10 +31,6 @@ def with_best(design: Design, path: Path) -> Design:
     The search has chosen them by its seed and its partition, so repetitions with these would not
     be independent of the choice: unless the user gives seeds, they begin after those of the search.
 
-    Args:
-        design: The design.
-        path: Folder of the study.
-
     Raises:
         ConfigError: The study has none of the methods, has no winner of one, or a parameter is
             given too.
@@ -59,11 +55,6 @@ def best(
     methods: Sequence[LabelledLayer], base: Layer, study: StoredStudy
 ) -> tuple[tuple[LabelledLayer, ...], tuple[str, ...]]:
     """Return methods with the best parameters of a study, and the names of those that it lacks.
-
-    Args:
-        methods: The methods.
-        base: Configuration that all cells share.
-        study: The study.
 
     Raises:
         ConfigError: A method of the study has no winner, or one of its parameters is given too.
@@ -100,13 +91,6 @@ def about(
     These are a sentence about the methods that have default parameters, one about the keys in which
     the setting of the search differs from that of the comparison, and one about repetitions that
     have the seed or the partition of the search.
-
-    Args:
-        design: The design of the comparison.
-        cells: Its cells.
-        built: What their first repetitions find out.
-        samples: Its data.
-        force: Whether the settings may differ.
 
     Raises:
         ConfigError: A key on which results depend has another value. There is one line for each.

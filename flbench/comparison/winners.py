@@ -37,12 +37,6 @@ def design_of(
     Its seeds, and its partitions unless `vary` is `training`, are those after the seed and the
     partition of the search, which have chosen the parameters.
 
-    Args:
-        layers: Complete configuration of the search by method, without the parameters of a trial.
-        params: Parameters of each method that is compared, by its labels.
-        seeds: Number of repetitions.
-        vary: What differs between repetitions.
-
     Returns:
         The design; None if nothing is to be trained.
     """

@@ -56,11 +56,6 @@ def decide(claim: Claim, paper: Paper, grid: Grid) -> Verdict:
     their mean, or, for a claim about each column, with the least favourable of them. If rows are
     missing, a claim can fail, because further rows can only make the best one better, but it cannot
     hold. The same is true of missing columns if the claim is about each column.
-
-    Args:
-        claim: Claim of the paper.
-        paper: Facts of the paper.
-        grid: Measured cells of the requested tables.
     """
     if claim.reason is not None or claim.table is None:
         return Verdict(claim, "cannot be decided", why=claim.reason or "")

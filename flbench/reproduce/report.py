@@ -278,13 +278,7 @@ class PaperReport:
 
 
 def make(request: PaperRequest, folder: Path, *, exact: bool = True) -> PaperReport:
-    """Make the report of all runs that have finished so far.
-
-    Args:
-        request: The request.
-        folder: Folder of the comparisons.
-        exact: Whether only runs count whose method has the keys that its row has now.
-    """
+    """Make the report of all runs that have finished so far."""
     paper, found = load(request.paper), request.places
     sets = {place.dataset for place in found}
     asked = [

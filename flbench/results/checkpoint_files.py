@@ -18,9 +18,6 @@ UNEXPECTED: Final = (AttributeError, RecursionError, TypeError, ValueError)  # o
 def files_of(path: Path) -> list[Path]:
     """Return the files of a checkpoint: the file itself, and those with rows of clients.
 
-    Args:
-        path: The file.
-
     Raises:
         DataError: The file cannot be read, or is damaged.
     """

@@ -375,22 +375,3 @@ def text_of(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return ",".join(map(text_of, value)) if isinstance(value, list) else str(value)
-
-
-def differing_keys(trees: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys that two dicts have with different values, in the order of the dicts.
-
-    A dict without a key does not count for it.
-
-    Args:
-        trees: Values by key.
-
-    >>> differing_keys([{"seed": 1, "mu": 0.1}, {"seed": 2}, {"seed": 2, "mu": 0.1}])
-    ['seed']
-    """
-    found = []
-    for key in dict.fromkeys(key for tree in trees for key in tree):
-        values = [tree[key] for tree in trees if key in tree]
-        if any(value != values[0] for value in values):
-            found.append(key)
-    return found

@@ -16,9 +16,6 @@ MIRROR: Final = "flbench.db"
 def find(paths: Sequence[Path]) -> list[Path]:
     """Return the folders of runs and studies at or below paths, each once.
 
-    Args:
-        paths: The paths.
-
     Returns:
         The folders. A path that has no such folder at or below it is returned as it is.
 

@@ -84,9 +84,6 @@ def to_text(rows: Iterable[Row]) -> str:
     Integral values below 2^53, which are exact, are written without a decimal point, others as
     Python writes a float64, such as `1.7e+24`: programs read a long integer as a text. NaN and
     infinities are written as `nan`, `inf` and `-inf`.
-
-    Args:
-        rows: Metrics, one line each, in this order.
     """
     return "".join(
         f"{row.round},{row.split},{row.protocol},{row.metric},{_number(row.value)}\n"
@@ -98,9 +95,6 @@ def read(path: Path) -> list[Row]:
     """Read the file.
 
     A last line without a line break, which a crash can leave, is ignored.
-
-    Args:
-        path: The file.
 
     Raises:
         DataError: The file cannot be read, is damaged, is not a metrics.csv, or has more than

@@ -38,9 +38,6 @@ class Samples:
 def read_counts(file: Path) -> "NDArray[np.int64] | None":
     """Return the training samples [N, C] by client and class; None if the file lacks them.
 
-    Args:
-        file: The partition.npz of a run folder.
-
     Raises:
         DataError: The file is damaged, or larger than that of any run.
     """
@@ -58,9 +55,6 @@ def read_counts(file: Path) -> "NDArray[np.int64] | None":
 
 def read_samples(file: Path) -> Samples | None:
     """Return the samples of a partition; None if the file does not exist, or lacks them.
-
-    Args:
-        file: The partition.npz of a run folder.
 
     Raises:
         DataError: The file is damaged, or larger than that of any run.

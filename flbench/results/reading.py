@@ -141,9 +141,6 @@ class StoredRun:
 def check_run_folder(path: Path) -> None:
     """Check that a path is a run folder: it has a config.yaml.
 
-    Args:
-        path: The path.
-
     Raises:
         UserError: The path does not exist or is not a run folder.
     """
@@ -172,9 +169,6 @@ def read(path: Path) -> StoredRun:
     The method, and other parts that are not flbench's own, need not be installed, and are not
     imported.
 
-    Args:
-        path: The folder.
-
     Raises:
         UserError: The path is not a run folder, or its configuration is not valid.
         DataError: A file in the folder is damaged.
@@ -200,10 +194,6 @@ def read(path: Path) -> StoredRun:
 def read_tables(path: Path, config: Config) -> "dict[str, pd.DataFrame]":
     """Return `classes` and `clients` of a finished run; see `StoredRun`.
 
-    Args:
-        path: The run folder.
-        config: Configuration of the run.
-
     Raises:
         DataError: A file is damaged.
     """
@@ -216,11 +206,7 @@ def read_tables(path: Path, config: Config) -> "dict[str, pd.DataFrame]":
 
 
 def client_scores(config: Config) -> tuple[str, ...]:
-    """Return the metrics that clients.csv has for each client of a run.
-
-    Args:
-        config: Configuration of the run.
-    """
+    """Return the metrics that clients.csv has for each client of a run."""
     return CLIENT_SCORES if config.has_classes else tuple(config.evaluation.metrics or ())
 
 
@@ -232,12 +218,7 @@ def _data_hash(path: Path) -> str | None:
 
 
 def so_far(config: Config, rows: list[Row]) -> Summary:
-    """Return the keys of a summary that metrics.csv has, also before the run is finished.
-
-    Args:
-        config: Configuration of the run.
-        rows: Rows of metrics.csv.
-    """
+    """Return the keys of a summary that metrics.csv has, also before the run is finished."""
     by = config.evaluation.best
     running = RunningSummary(rows, by)
     last, best = running.last or 0, running.best

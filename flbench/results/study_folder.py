@@ -250,9 +250,6 @@ def read_header(study: Path) -> Header:
 def read_trial(file: Path) -> Trial:
     """Read a trial.json.
 
-    Args:
-        file: Path in a study folder, `trials/METHOD/NAME/trial.json`.
-
     Raises:
         DataError: The file is damaged, or its content does not fit the folder it is in.
     """

@@ -260,9 +260,6 @@ class RunningSummary:
 def ended_after(summary: Summary) -> int:
     """Return the round that a finished run ended after: its last one, unless it was stopped.
 
-    Args:
-        summary: Content of summary.json.
-
     >>> ended_after({"rounds": 60})
     60
     >>> ended_after({"rounds": 60, "stopped": {"round": 52, "reason": "the target is reached"}})
@@ -274,9 +271,6 @@ def ended_after(summary: Summary) -> int:
 
 def training_failure(summary: Summary) -> str | None:
     """Return why a run has trained nothing; None if a client finished a training, or none began.
-
-    Args:
-        summary: Content of summary.json.
 
     >>> training_failure({"client_trainings": 3, "diverged": 2, "trainings_without_step": 0})
     >>> training_failure({"client_trainings": 3, "diverged": 2, "trainings_without_step": 1})

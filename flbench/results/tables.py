@@ -104,9 +104,6 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
 def classes(path: Path) -> "pd.DataFrame":
     """Return the rows of a per_class.csv for the best and for the last round.
 
-    Args:
-        path: The file.
-
     Raises:
         DataError: The file is damaged: a class is there twice, or a number is out of range.
     """
@@ -163,9 +160,6 @@ def both_moments(table: "pd.DataFrame") -> "pd.DataFrame":
     """Return a table with rows for the best and for the last round, whether or not they differ.
 
     The files of a run whose best round is its last one have rows for `last` alone.
-
-    Args:
-        table: A table with the column `moment`.
 
     >>> import pandas as pd
     >>> both_moments(pd.DataFrame({"moment": ["last"], "accuracy": [0.5]}))["moment"].tolist()

@@ -44,11 +44,7 @@ class Trouble:
     cure: str = "Look at the log of the server, or give another --uri"
 
     def sentence(self, shown: str) -> str:
-        """Return the reason and the cure.
-
-        Args:
-            shown: Address of the store without its secrets.
-        """
+        """Return the reason and the cure."""
         verb = "was not reached" if self.kind == "away" else "cannot be used"
         return f"MLflow at {shown} {verb} ({self.reason}). {self.cure}."
 

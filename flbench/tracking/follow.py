@@ -61,10 +61,6 @@ def sync_all(folders: Sequence[Path], uri: str | None) -> Iterator[Synced]:
 
     A store that was not reached for one folder is not tried for others.
 
-    Args:
-        folders: The folders; see `sync`.
-        uri: See `sync`.
-
     Raises:
         UserError: A path is neither a run nor a study nor a comparison; nothing is sent.
     """
@@ -192,9 +188,6 @@ def main(arguments: Sequence[str]) -> int:
     address of the store comes in $MLFLOW_TRACKING_URI, because a command line is visible to all
     users of the machine.
 
-    Args:
-        arguments: Command line of the mirror process.
-
     Returns:
         Exit code: 0 if everything was sent.
     """
@@ -216,14 +209,7 @@ def main(arguments: Sequence[str]) -> int:
 def _follow(
     folder: Path, address: Address, experiment: str | None, writer: "_WritingProcess"
 ) -> int:
-    """Send a folder again and again until it is complete, and return the exit code.
-
-    Args:
-        folder: The folder.
-        address: Address of the store.
-        experiment: Name of the experiment; None for the default.
-        writer: The process that writes the folder.
-    """
+    """Send a folder again and again until it is complete, and return the exit code."""
     sender: Sender | None = None
     outcome: Outcome | None = None
     pause, last_problem, was_reached, last_attempt = 0.0, "", False, 0.0

@@ -154,13 +154,7 @@ def values(folder: Path, metric: str, deployment: str, used: int) -> list[Point]
 
 
 def _tests(best: Mapping[str, Any], metric: str, deployment: str) -> dict[str, float]:
-    """Return the test metrics of the evaluated model, and that of each other deployment.
-
-    Args:
-        best: Entry of summary.json for the best round.
-        metric: Metric that ranks methods.
-        deployment: The evaluated model.
-    """
+    """Return the test metrics of the evaluated model, and that of each other deployment."""
     tests = best["test"]
     own = tests if deployment == "personal" else tests.get(deployment, {})
     mine = [

@@ -32,11 +32,7 @@ EXIT_SECONDS: Final = 10.0
 
 
 def named_by(origins: Mapping[str, str]) -> "NamedBy":
-    """Return who names `tracking.uri` of a configuration that is not one of a folder.
-
-    Args:
-        origins: Origin of each value by its dotted path.
-    """
+    """Return who names `tracking.uri` of a configuration that is not one of a folder."""
     # The origin of a value of a file ends with the line.
     is_line = re.search(r":\d+$", origins.get("tracking.uri", ""))
     return "user" if is_line is None else "file"
@@ -44,10 +40,6 @@ def named_by(origins: Mapping[str, str]) -> "NamedBy":
 
 def check(config: TrackingConfig, named_by: "NamedBy" = "user") -> None:
     """Check that a run that asks for MLflow by `tracking.mlflow=true` can be mirrored.
-
-    Args:
-        config: Section `tracking` of the configuration.
-        named_by: Who names its address.
 
     Raises:
         ConfigError: MLflow is not installed, the password of the address is not known, or the
@@ -72,11 +64,6 @@ def _address(config: TrackingConfig, named_by: "NamedBy") -> "Address | None":
 
 def start(folder: Path, config: TrackingConfig, named_by: "NamedBy" = "user") -> "Mirror | None":
     """Start the mirror of the folder of a run, a study or a comparison.
-
-    Args:
-        folder: The folder.
-        config: Section `tracking` of the configuration.
-        named_by: Who names its address.
 
     Returns:
         The mirror; None if it is switched off or MLflow is not installed.
@@ -172,11 +159,6 @@ class Mirrors:
         """Start the mirror of a run, after the run before it has finished.
 
         With `tracking.mlflow=auto`, a run whose mirror cannot start runs without one.
-
-        Args:
-            folder: The run folder.
-            config: Configuration of the run.
-            warn: Prints why the run is not mirrored.
 
         Raises:
             ConfigError: `tracking.mlflow=true`, and MLflow is not installed, the password of its

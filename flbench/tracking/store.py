@@ -87,9 +87,6 @@ class Address:
         The database may be somebody else's. MLflow sends its credentials to a server, and
         overwrites files in a folder that the database names.
 
-        Args:
-            location: Address of the files.
-
         Raises:
             ConfigError: The location is a server; or the user has not named the store, and the
                 location is not a folder below that of the database.
@@ -164,13 +161,7 @@ def address(uri: str | None, named_by: NamedBy = "user") -> Address:
 
 
 def _trusted(uri: str, named_by: NamedBy, of_user: str | None) -> str:
-    """Return an address that was named, completed by its secrets, if it may be used.
-
-    Args:
-        uri: The address.
-        named_by: Who names it.
-        of_user: The address in the environment.
-    """
+    """Return an address that was named, completed by its secrets, if it may be used."""
     shown = redact_address(uri)
     if named_by != "user" and of_user and _place(shown) == _place(of_user):
         return of_user

@@ -489,11 +489,6 @@ class _Campaign:
         """Return metrics of the methods, as `accuracy/hfcd`: that which ranks them comes first.
 
         Recall of rare classes comes second; others follow if there are few methods.
-
-        Args:
-            methods: The nodes of the methods.
-            ranked: Name of the metric that ranks them.
-            row: A row of the report's leaderboard, which has its metrics as keys.
         """
         found = {node.name: {one.name: one for one in node.points} for node in methods}
         known = {name for points in found.values() for name in points}

@@ -180,13 +180,7 @@ def _names(runs: Iterable[Any]) -> set[str]:
 
 
 def _write_links(address: Address, page: str, write: Callable[[str], None]) -> None:
-    """Print the links of a store.
-
-    Args:
-        address: Address of the store.
-        page: Address of MLflow's pages.
-        write: Prints a text.
-    """
+    """Print the links of a store."""
     try:
         found = links(store.open_store(address))
     except errors.connection_errors() as error:
