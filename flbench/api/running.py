@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flbench.api.caller import Bar, Caller, Lines, Progress
 from flbench.api.runs import Run
-from flbench.callbacks import Callback
+from flbench.callbacks import Callback, RunView
 from flbench.callbacks.base import Logger
 from flbench.calls import arguments, parts
 from flbench.calls.process import preserved
@@ -183,11 +183,19 @@ def train_one(
     ):
         told = [shown, *caller.callbacks]
         if ending.mirrors is not None:
-            from flbench.tracking.callback import StartMirror
-
-            told.insert(0, StartMirror(ending.mirrors, shown.on_note))
+            told.insert(0, _StartMirror(ending.mirrors, shown))
         how_to_resume = caller.how_to_resume or RunFolder.command_to_resume
         ending.paths.append(train(told, caller.loggers, how_to_resume))
+
+
+class _StartMirror(Callback):
+    """Starts the mirror of a run when the run begins."""
+
+    def __init__(self, mirrors: "Mirrors", shown: Callback) -> None:
+        self._mirrors, self._shown = mirrors, shown
+
+    def on_run_start(self, run: RunView) -> None:
+        self._mirrors.open(run.path, run.config, self._shown.on_note)
 
 
 def failure(path: Path) -> RunError | None:

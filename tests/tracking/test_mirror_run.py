@@ -164,8 +164,9 @@ def test_metrics_of_other_deployments_have_names_of_their_own(tmp_path):
 
 
 def test_classes_whose_names_are_one_in_mlflow_are_told_apart(tmp_path):
-    lines = ["moment,class,name,recall,f1"]
-    lines += [f"best,{k},{name},0.{k + 1},0.5" for k, name in enumerate(("a+", "a*", "b", "."))]
+    lines = ["moment,class,name,train_support,test_support,precision,recall,f1,rare,confusable"]
+    names = enumerate(("a+", "a*", "b", "."))
+    lines += [f"best,{k},{name},9,9,0.5,0.{k + 1},0.5,0,0" for k, name in names]
     (tmp_path / "per_class.csv").write_text("\n".join([*lines, ""]))
     about = {"round": 1, "test": {}}
     summary = {"best": about, "communication": {}, "seconds": {"total": 1.0}}
