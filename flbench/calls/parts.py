@@ -104,9 +104,6 @@ def _several(entries: Any) -> tuple[Any, dict[str, Callable[..., Any]]]:
 
     Returns:
         The entries, and the functions without an import path by the names that they get.
-
-    Raises:
-        ConfigError: Two different functions have the same name.
     """
     functions: dict[str, Callable[..., Any]] = {}
 

@@ -74,9 +74,6 @@ def _dry_run(resolved: Sequence[tuple[Config, Mapping[str, str]]], *, as_json: b
 
     With `as_json` it is a list with `config`, `notes`, `partition` (as `flbench data --json` prints
     it) and `estimate`, the fields of `flbench.experiment.estimate.Estimate`.
-
-    Raises:
-        UserError: A method was refused. The others are printed before that.
     """
     from flbench.data import catalogue
     from flbench.experiment import assembly, estimate

@@ -124,9 +124,6 @@ def _method(name: str) -> str:
 
     Args:
         name: A name, or the import path of a class, `package.module:Class` or `FILE.py:Class`.
-
-    Raises:
-        UserError: It is not a method. The message says what to type instead.
     """
     if name in ALGORITHMS.names() or name in ALGORITHMS.load():
         return name

@@ -97,11 +97,7 @@ def variants(
 
 
 def _dotted(key: str, names: Sequence[str], option: str) -> str:
-    """Return the dotted key of a key that the user names.
-
-    Raises:
-        ConfigError: The key does not belong to the method.
-    """
+    """Return the dotted key of a key that the user names."""
     name = SECTION + key.removeprefix(SECTION)
     others = tuple(beginning for beginning in METHOD if beginning != SECTION)
     if name not in names and not f"{key}.".startswith(others):

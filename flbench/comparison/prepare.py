@@ -141,11 +141,7 @@ def prepare(
 
 
 def _about_partitions(design: Design, cells: Sequence[Job], samples: LoadedSamples) -> list[str]:
-    """Return a sentence if the partition is to vary between repetitions but does not.
-
-    Raises:
-        ConfigError: Nothing else would vary.
-    """
+    """Return a sentence if the partition is to vary between repetitions but does not."""
     if design.vary == "training" or design.seeds == 1:
         return []
     hashes: dict[str, list[str]] = {}  # of the first two repetitions, by place
@@ -168,11 +164,7 @@ def _about_partitions(design: Design, cells: Sequence[Job], samples: LoadedSampl
 
 
 def _resources(engine: EngineConfig, jobs: int | None, cells: int, retries: int) -> Resources:
-    """Return the number of cells at the same time, and the resources of each.
-
-    Raises:
-        ConfigError: Ray is missing, or the engine starts workers of its own.
-    """
+    """Return the number of cells at the same time, and the resources of each."""
     import torch
 
     if jobs is not None:

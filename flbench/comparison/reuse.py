@@ -97,11 +97,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _run_folders(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the folders of the finished runs at or below paths.
-
-    Raises:
-        UserError: A path does not exist, or there is no run below it.
-    """
+    """Yield the folders of the finished runs at or below paths."""
     for path in paths:
         runs = [
             run

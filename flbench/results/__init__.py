@@ -1,1 +1,1 @@
-"""Reading the results of runs and studies: metrics, summaries and tables."""
+"""Reading the folders of runs and studies: a damaged file is a DataError that names it."""

@@ -16,11 +16,7 @@ UNEXPECTED: Final = (AttributeError, RecursionError, TypeError, ValueError)  # o
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a checkpoint: the file itself, and those with rows of clients.
-
-    Raises:
-        DataError: The file cannot be read, or is damaged.
-    """
+    """Return the files of a checkpoint: the file itself, and those with rows of clients."""
     try:
         check_regular(path)
         with safe_open(path, framework="numpy") as file:

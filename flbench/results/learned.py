@@ -49,9 +49,6 @@ def read(folder: Path, classes: int) -> tuple[Learned, ...]:
     Args:
         folder: The run folder.
         classes: Number of classes C of the run.
-
-    Raises:
-        DataError: The file is damaged.
     """
     file = folder / NAME
     content = read_json(file)

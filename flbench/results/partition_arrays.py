@@ -36,11 +36,7 @@ class Samples:
 
 
 def read_counts(file: Path) -> "NDArray[np.int64] | None":
-    """Return the training samples [N, C] by client and class; None if the file lacks them.
-
-    Raises:
-        DataError: The file is damaged, or larger than that of any run.
-    """
+    """Return the training samples [N, C] by client and class; None if the file lacks them."""
     counts = _partition_arrays(file, "train_counts").get("train_counts")
     if counts is None:
         return None
@@ -54,11 +50,7 @@ def read_counts(file: Path) -> "NDArray[np.int64] | None":
 
 
 def read_samples(file: Path) -> Samples | None:
-    """Return the samples of a partition; None if the file does not exist, or lacks them.
-
-    Raises:
-        DataError: The file is damaged, or larger than that of any run.
-    """
+    """Return the samples of a partition; None if the file does not exist, or lacks them."""
     names = ("index", "client", "part")
     found = _partition_arrays(file, *names)
     if len(found) < len(names):

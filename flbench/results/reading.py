@@ -91,11 +91,7 @@ class StoredRun:
 
     @cached_property
     def client_counts(self) -> "NDArray[np.int64] | None":
-        """Training samples [N, C] by client and class; None if partition.npz lacks them.
-
-        Raises:
-            DataError: The file is damaged, or does not fit to the tables.
-        """
+        """Training samples [N, C] by client and class; None if partition.npz lacks them."""
         from flbench.results.partition_arrays import read_counts
 
         counts = read_counts(self.path / "partition.npz")
@@ -110,11 +106,7 @@ class StoredRun:
         return counts
 
     def samples(self) -> "Samples | None":
-        """Return the samples of the clients; None if there is no partition.npz that has them.
-
-        Raises:
-            DataError: The file is damaged.
-        """
+        """Return the samples of the clients; None if there is no partition.npz that has them."""
         from flbench.results.partition_arrays import read_samples
 
         return read_samples(self.path / "partition.npz")
@@ -192,11 +184,7 @@ def read(path: Path) -> StoredRun:
 
 
 def read_tables(path: Path, config: Config) -> "dict[str, pd.DataFrame]":
-    """Return `classes` and `clients` of a finished run; see `StoredRun`.
-
-    Raises:
-        DataError: A file is damaged.
-    """
+    """Return `classes` and `clients` of a finished run; see `StoredRun`."""
     from flbench.results import tables
 
     return {

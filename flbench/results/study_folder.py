@@ -239,11 +239,7 @@ def read(path: Path, *, lenient: bool = False) -> StoredStudy:
 
 
 def read_header(study: Path) -> Header:
-    """Read the study.json of a study folder.
-
-    Raises:
-        DataError: The file is damaged or missing.
-    """
+    """Read the study.json of a study folder."""
     return _load(study / "study.json", Header)
 
 
@@ -278,11 +274,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _load(file: Path, kind: type[Content]) -> Content:
-    """Return the content of a JSON file as a dataclass. Unknown keys are ignored.
-
-    Raises:
-        DataError: The file cannot be read or lacks a key, or a value has the wrong type.
-    """
+    """Return the content of a JSON file as a dataclass. Unknown keys are ignored."""
     with as_data_error(file):
         try:
             files.check_regular(file)

@@ -66,9 +66,6 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
         columns: Columns with their types. Further columns of the file are numbers, float64, and an
             empty cell of them is NaN.
         optional: Those of the columns that the file may lack; the DataFrame lacks them then too.
-
-    Raises:
-        DataError: The file is damaged.
     """
     import pandas as pd
 

@@ -95,9 +95,6 @@ class Files:
 
         Args:
             tables: The files; one that does not exist is left out.
-
-        Raises:
-            DataError: A table is damaged.
         """
         shown = []
         for table in (one for one in tables if one.is_file()):

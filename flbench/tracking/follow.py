@@ -130,11 +130,7 @@ def _explained(address: Address) -> Iterator[None]:
 
 
 def _address_of(folder: Path, uri: str | None) -> Address:
-    """Return the address of a folder's store.
-
-    Raises:
-        UserError: A folder below it is a link; or see `store.address`.
-    """
+    """Return the address of a folder's store."""
     files.check_no_linked_folders(folder)
     if uri:
         return store.address(uri)

@@ -98,9 +98,6 @@ def curves(file: Path, metric: str, deployment: str) -> list[Point]:
         file: The metrics.csv; there are no curves if it does not exist.
         metric: Metric that ranks methods.
         deployment: The evaluated model.
-
-    Raises:
-        DataError: The file is damaged.
     """
     rows = metrics_file.read(file) if file.is_file() else []
     found: list[Point] = []
@@ -129,9 +126,6 @@ def values(folder: Path, metric: str, deployment: str, used: int) -> list[Point]
         metric: Metric that ranks methods, which comes first.
         deployment: The evaluated model.
         used: Number of names that the curves have.
-
-    Raises:
-        DataError: summary.json or per_class.csv is damaged.
     """
     file = folder / "summary.json"
     summary = read_json(file)
@@ -180,11 +174,7 @@ def _tests(best: Mapping[str, Any], metric: str, deployment: str) -> dict[str, f
 
 
 def _classes(file: Path) -> dict[str, float]:
-    """Return F1 and recall of each class, at the best round; none if there are many classes.
-
-    Raises:
-        DataError: The file is damaged.
-    """
+    """Return F1 and recall of each class, at the best round; none if there are many classes."""
     table = tables.classes(file)
     table = table[table["moment"] == "best"]
     if len(table) > MOST_CLASSES:

@@ -265,11 +265,7 @@ class Sender:
         self.sent.tags += 1
 
     def _send_files(self, nodes: Sequence[Node]) -> NotSentError | None:
-        """Send files, and return the error that names those that were not stored.
-
-        Raises:
-            UserError: A file is a link.
-        """
+        """Send files, and return the error that names those that were not stored."""
         failed: dict[Trouble, list[str]] = {}
         away: list[Trouble] = []  # of the last files, in sequence
         for node in nodes:

@@ -282,9 +282,6 @@ def _check_is_store(address: Address) -> None:
     """Check that a file which the user has not named is a database of MLflow, or does not exist.
 
     Opening a database makes MLflow's tables in it.
-
-    Raises:
-        UserError: The file is a link, or something else.
     """
     file = database_file(address.uri)
     if address.named_by == "user" or file is None or not (file.exists() or file.is_symlink()):

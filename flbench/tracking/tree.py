@@ -159,9 +159,6 @@ def training(folder: Path, *, is_over: bool, metric: str = "", deployment: str =
             evaluation, are left out before.
         metric: Metric that ranks the methods; "" for that of the configuration.
         deployment: The evaluated model.
-
-    Raises:
-        DataError: Its config.yaml is damaged or missing.
     """
     # A file that is being replaced is there the next time.
     versions = []
@@ -236,11 +233,7 @@ def params_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _data(folder: Path) -> dict[str, tuple[str, int]]:
-    """Return name and number of classes of a run folder's data set, by the SHA-256 of its samples.
-
-    Raises:
-        DataError: partition.json is damaged.
-    """
+    """Return name and number of classes of the data set of a run, by the SHA-256 of its samples."""
     about = read_json(folder / "partition.json")
     with as_data_error(folder / "partition.json"):
         digest = str(about.get("data") or about["labels"]) if about else ""

@@ -69,11 +69,7 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
 
 
 def _listening(port: int) -> socket.socket:
-    """Return a socket that listens on a port of this machine.
-
-    Raises:
-        UserError: The port is taken or not allowed.
-    """
+    """Return a socket that listens on a port of this machine."""
     listener = socket.socket()
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -88,11 +84,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def _application(address: Address) -> Application:
-    """Return MLflow's application on a store, whose address it reads from the environment.
-
-    Raises:
-        UserError: The store cannot be opened.
-    """
+    """Return MLflow's application on a store, whose address it reads from the environment."""
     os.environ |= {
         "_MLFLOW_SERVER_FILE_STORE": address.uri,
         "_MLFLOW_SERVER_REGISTRY_STORE": address.uri,
