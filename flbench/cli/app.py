@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
-from inspect import Parameter, Signature, cleandoc, signature
+from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -21,7 +21,7 @@ from flbench import __version__
 from flbench.api import settings, verbs
 from flbench.cli.completion import completing
 from flbench.cli.exits import Command, Group, importing, print_error
-from flbench.cli.options import ALIASES, of_verbs, option, short_forms
+from flbench.cli.options import ALIASES, of_function, of_verbs, option, short_forms
 from flbench.config import trust
 from flbench.core import files, startup
 from flbench.core.text import print_warnings
@@ -72,7 +72,7 @@ def command(
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         name = function.__name__
-        own = [p for one in (*like, function) for p in signature(one).parameters.values()]
+        own = [parameter for one in (*like, function) for parameter in of_function(one)]
         own.sort(key=lambda p: p.kind)
         verbs_of, short = of_verbs(declared, [p.name for p in own]), short_forms(aliases)
         first = [p.kind for p in (*own, Parameter("_", Parameter.KEYWORD_ONLY))]
@@ -92,7 +92,7 @@ def command(
             getattr(found, name)(**values)
 
         # Typer would keep the line breaks of all paragraphs but the first.
-        paragraphs = cleandoc(function.__doc__ or "").split("\n\n")
+        paragraphs = cleandoc(function.__doc__ or "").partition("\n\nOptions:")[0].split("\n\n")
         called.__name__ = name
         called.__doc__ = "\n\n".join(" ".join(one.split()) for one in paragraphs)
         # Typer reads both places.
@@ -146,15 +146,14 @@ def training(
         ),
     ] = None,
     run_code: RunCode = False,
-    dry_run: Annotated[
-        bool,
-        option(
-            "--dry-run", None, "Print the plan, and estimates of time and memory; train nothing."
-        ),
-    ] = False,
+    dry_run: bool = False,
     as_json: Json = False,
 ) -> None:
-    """Declare what each command that trains takes."""
+    """Declare what each command that trains takes.
+
+    Options:
+        dry_run: Print the plan, and estimates of time and memory; train nothing.
+    """
 
 
 def matrix(
@@ -168,31 +167,29 @@ def matrix(
             "data sets",
         ),
     ] = None,
-    resume: Annotated[
-        Path | None,
-        option(
-            "--resume",
-            "COMPARISON_DIR",
-            "Resume an interrupted comparison, or add methods and repetitions to one.",
-        ),
-    ] = None,
+    resume: Annotated[Path | None, "COMPARISON_DIR"] = None,
 ) -> None:
-    """Declare what each command that carries out a comparison takes."""
+    """Declare what each command that carries out a comparison takes.
+
+    Options:
+        resume: Resume an interrupted comparison, or add methods and repetitions to one.
+    """
 
 
 def model(
     path: Annotated[Path, words("RUN_DIR", "Folder of a run.")],
     *,
-    client: Annotated[
-        str | None, option("--client", "NAME", "Name of a natural client, or id of the client.")
-    ] = None,
-    is_global: Annotated[
-        bool, option("--global", None, "The global model, if there is one.")
-    ] = False,
+    client: Annotated[str | None, "NAME"] = None,
+    is_global: bool = False,
     run_code: RunCode = False,
     as_json: Json = False,
 ) -> None:
-    """Declare how a command takes a model of a run."""
+    """Declare how a command takes a model of a run.
+
+    Options:
+        client: Name of a natural client, or id of the client.
+        is_global: The global model, if there is one.
+    """
 
 
 def _prepare_workers(
@@ -232,23 +229,17 @@ def _version(
 )
 def run(
     *,
-    out: Annotated[
-        str | None,
-        option("--out", "DIR", "Folder for run folders; the same as output.dir=DIR."),
-    ] = None,
-    resume: Annotated[
-        Path | None, option("--resume", "RUN_DIR", "Resume an interrupted run.")
-    ] = None,
-    print_config: Annotated[
-        bool,
-        option(
-            "--print-config",
-            None,
-            "Print the resolved configuration with the origin of each value; train nothing.",
-        ),
-    ] = False,
+    out: Annotated[str | None, "DIR"] = None,
+    resume: Annotated[Path | None, "RUN_DIR"] = None,
+    print_config: bool = False,
 ) -> None:
-    """Train and evaluate a method; without arguments, HFCD on scikit-learn's digits."""
+    """Train and evaluate a method; without arguments, HFCD on scikit-learn's digits.
+
+    Options:
+        out: Folder for run folders; the same as output.dir=DIR.
+        resume: Resume an interrupted run.
+        print_config: Print the resolved configuration with the origin of each value; train nothing.
+    """
 
 
 @command()
@@ -267,41 +258,26 @@ def data(
         words("[NAME] [key=value ...]", "A data set, and overrides.", "data sets", "keys"),
     ] = None,
     *,
-    config: Annotated[
-        Path | None,
-        option("--config", "FILE", "YAML file with the values that differ from the defaults."),
-    ] = None,
+    config: Annotated[Path | None, "FILE"] = None,
     run_code: RunCode = False,
-    out: Annotated[
-        Path | None,
-        option(
-            "--out",
-            "FILE.npz",
-            "Save the partition. A run takes it with partition.scheme=file"
-            " partition.path=FILE.npz.",
-        ),
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        option("--picture", "FILE", "Draw the partition or topology (PNG, SVG or PDF)."),
-    ] = None,
-    topology: Annotated[
-        str | None,
-        option(
-            "--topology",
-            "NAME",
-            "Show the communication graph of a decentralized method instead: random, ring, grid,"
-            " exponential, complete, star, erdos_renyi or k_regular. The left of the picture shows"
-            " clients and links (an arrow leads to the client that mixes, each connected part has"
-            " a colour), the right the mixing weights. Options of the graph are overrides such as"
-            " algorithm.neighbours=10.",
-        ),
-    ] = None,
+    out: Annotated[Path | None, "FILE.npz"] = None,
+    picture: Annotated[Path | None, "FILE"] = None,
+    topology: Annotated[str | None, "NAME"] = None,
     as_json: Json = False,
 ) -> None:
     """List the data sets, or show the partition of one: samples per client and class.
 
     With --topology: show the communication graph of a decentralized method.
+
+    Options:
+        config: YAML file with the values that differ from the defaults.
+        out: Save the partition. A run takes it with partition.scheme=file partition.path=FILE.npz.
+        picture: Draw the partition or topology (PNG, SVG or PDF).
+        topology: Show the communication graph of a decentralized method instead: random, ring,
+            grid, exponential, complete, star, erdos_renyi or k_regular. The left of the picture
+            shows clients and links (an arrow leads to the client that mixes, each connected part
+            has a colour), the right the mixing weights. Options of the graph are overrides such as
+            algorithm.neighbours=10.
     """
 
 
@@ -316,12 +292,14 @@ def show(
         ),
     ],
     *,
-    picture: Annotated[
-        Path | None, option("--picture", "FILE", "Draw the runs' curves (PNG, SVG or PDF).")
-    ] = None,
+    picture: Annotated[Path | None, "FILE"] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the tables of finished or unfinished runs and studies."""
+    """Print the tables of finished or unfinished runs and studies.
+
+    Options:
+        picture: Draw the runs' curves (PNG, SVG or PDF).
+    """
 
 
 @command(verbs.report, light=True)
@@ -335,18 +313,15 @@ def report(
         ),
     ],
     *,
-    out: Annotated[
-        Path | None,
-        option(
-            "--out",
-            "DIR",
-            "Folder of the report (default: that of the comparison or the study, or FOLDER/report"
-            " with other options; otherwise report).",
-        ),
-    ] = None,
+    out: Annotated[Path | None, "DIR"] = None,
     as_json: Json = False,
 ) -> None:
-    """Report which method is best, how sure that is, and what it costs, from finished runs."""
+    """Report which method is best, how sure that is, and what it costs, from finished runs.
+
+    Options:
+        out: Folder of the report (default: that of the comparison or the study, or FOLDER/report
+            with other options; otherwise report).
+    """
 
 
 @command(module="report", light=True)
@@ -356,9 +331,13 @@ def pack(
         words("FOLDER ...", "Folders of runs, comparisons and studies, or folders above them."),
     ],
     *,
-    out: Annotated[Path, option("--out", "FILE", "The archive; its name ends with .tar.xz.")],
+    out: Annotated[Path, "FILE"],
 ) -> None:
-    """Write finished runs without checkpoints into one small file, which flbench report reads."""
+    """Write finished runs without checkpoints into one small file, which flbench report reads.
+
+    Options:
+        out: The archive; its name ends with .tar.xz.
+    """
 
 
 @command(
@@ -368,17 +347,14 @@ def pack(
 )
 def export(
     *,
-    out: Annotated[
-        Path | None,
-        option(
-            "--out",
-            "FILE",
-            "The file (default: METHOD-DATASET-CLIENT in this folder). The model's card is written"
-            " to FILE.json.",
-        ),
-    ] = None,
+    out: Annotated[Path | None, "FILE"] = None,
 ) -> None:
-    """Write a model of a run to a file that loads and predicts without flbench."""
+    """Write a model of a run to a file that loads and predicts without flbench.
+
+    Options:
+        out: The file (default: METHOD-DATASET-CLIENT in this folder). The model's card is written
+            to FILE.json.
+    """
 
 
 @command(verbs.ModelSettings, module="models", like=[model])
@@ -392,11 +368,13 @@ def predict(
         ),
     ],
     *,
-    out: Annotated[
-        Path | None, option("--out", "FILE.csv", "Write the predictions to a CSV file.")
-    ] = None,
+    out: Annotated[Path | None, "FILE.csv"] = None,
 ) -> None:
-    """Predict the classes of samples in files with a model of a run."""
+    """Predict the classes of samples in files with a model of a run.
+
+    Options:
+        out: Write the predictions to a CSV file.
+    """
 
 
 @command(
@@ -411,30 +389,9 @@ def reproduce(
         ),
     ] = None,
     *,
-    table: Annotated[
-        list[str] | None,
-        option(
-            "--table",
-            "T[,T ...]",
-            "Tables, or all (default: the main table). Can be given several times.",
-        ),
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        option(
-            "--dataset",
-            "NAME",
-            "One data set of the tables, or another one in place of the first.",
-        ),
-    ] = None,
-    algo: Annotated[
-        list[str] | None,
-        option(
-            "--algo",
-            "NAME[,NAME ...]",
-            "Rows of the table (default: all rows). Can be given several times.",
-        ),
-    ] = None,
+    table: Annotated[list[str] | None, "T[,T ...]"] = None,
+    dataset: Annotated[str | None, "NAME"] = None,
+    algo: Annotated[list[str] | None, "NAME[,NAME ...]"] = None,
     seeds: Annotated[
         int | None,
         option(
@@ -445,21 +402,23 @@ def reproduce(
         int | None,
         option("--jobs", "N", "Trainings at the same time (default: one per core).", min=1),
     ] = None,
-    out: Annotated[
-        Path, option("--out", "DIR", "Folder for comparisons and reports (default: reproduce).")
-    ] = Path("reproduce"),
-    download: Annotated[
-        bool, option("--download", None, "Let torchvision download missing data sets.")
-    ] = False,
-    dry_run: Annotated[
-        bool, option("--dry-run", None, "Train nothing: report what is there.")
-    ] = False,
+    out: Annotated[Path, "DIR"] = Path("reproduce"),
+    download: bool = False,
+    dry_run: bool = False,
     as_json: Json = False,
 ) -> None:
     """Measure tables of a paper, and print the published numbers beside the measured ones.
 
     The methods of a table are compared in folders of comparisons, and the same command resumes
     them.
+
+    Options:
+        table: Tables, or all (default: the main table). Can be given several times.
+        dataset: One data set of the tables, or another one in place of the first.
+        algo: Rows of the table (default: all rows). Can be given several times.
+        out: Folder for comparisons and reports (default: reproduce).
+        download: Let torchvision download missing data sets.
+        dry_run: Train nothing: report what is there.
     """
 
 
@@ -486,15 +445,16 @@ def ablate() -> None:
 @command(verbs.tune, like=[training], aliases=(*ALIASES,))
 def tune(
     *,
-    resume: Annotated[
-        Path | None, option("--resume", "STUDY_DIR", "Resume an interrupted study.")
-    ] = None,
+    resume: Annotated[Path | None, "STUDY_DIR"] = None,
 ) -> None:
     """Search hyper-parameters of methods with equal budgets, and compare the tuned methods.
 
     Trials are scored on the validation parts, after their last round. The best and the default
     parameters are then compared over repetitions with other seeds and partitions, and only these
     are evaluated on the test parts.
+
+    Options:
+        resume: Resume an interrupted study.
     """
 
 
@@ -504,13 +464,14 @@ def new_method(
         str, words("NAME", "Name of the method: lower-case letters, digits and underscores.")
     ],
     *,
-    out: Annotated[
-        Path | None,
-        option("--out", "DIR", "Folder of the package (default: flbench-NAME in this folder)."),
-    ] = None,
+    out: Annotated[Path | None, "DIR"] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a package with a method that works, its search space, its tests and a README."""
+    """Write a package with a method that works, its search space, its tests and a README.
+
+    Options:
+        out: Folder of the package (default: flbench-NAME in this folder).
+    """
 
 
 @command(module="mlflow", light=True)

@@ -5,14 +5,14 @@ Name, type, default and description of an option are those of the argument, see
 """
 
 import re
-from collections.abc import Collection, Sequence
-from inspect import Parameter
+from collections.abc import Callable, Collection, Sequence
+from inspect import Parameter, cleandoc, signature
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin
 
 import typer
 
-from flbench.api.settings import Argument, arguments
+from flbench.api.settings import Argument, arguments, descriptions
 from flbench.cli.completion import completing
 
 METAVARS: Final = {
@@ -84,6 +84,26 @@ def of_verbs(declared: Sequence[Any], own: Sequence[str]) -> dict[str, Parameter
     }
     names = [_hyphened(name) for name in (*found, *own)]
     return {name: _parameter(name, one.default, _option(one, names)) for name, one in found.items()}
+
+
+def of_function(function: Callable[..., None]) -> list[Parameter]:
+    """Return the parameters of a command; those that its docstring describes become options.
+
+    `as_json` is `--json`, and `is_global` is `--global`. The second argument of `Annotated` stands
+    for the value in the help text.
+    """
+    about = descriptions(cleandoc(function.__doc__ or ""), "Options")
+    found = []
+    for one in signature(function).parameters.values():
+        if one.name in about:
+            kind, metavar = one.annotation, None
+            if get_origin(kind) is Annotated:
+                kind, metavar = get_args(kind)
+            name = _hyphened(re.sub("^(as|is)_", "", one.name))
+            made = option(f"--{name}", metavar, " ".join(about[one.name].split()))
+            one = one.replace(annotation=Annotated[kind, made])
+        found.append(one)
+    return found
 
 
 def short_forms(names: Sequence[str]) -> dict[str, Parameter]:
