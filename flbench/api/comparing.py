@@ -9,7 +9,8 @@ from typing import Any, Final
 from flbench.api import campaigns
 from flbench.api.caller import Caller
 from flbench.api.comparisons import PlannedComparison
-from flbench.calls import arguments, parts, resumed
+from flbench.api.resuming import given_again
+from flbench.calls import arguments, parts
 from flbench.comparison import ablation
 from flbench.comparison import tuned as tuning
 from flbench.comparison.design import SECTION, Design, LabelledLayer, words_of
@@ -110,7 +111,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
             " `methods` and `seeds` can be added to, and data that are objects without an import"
             " path are given again."
         )
-    given, objects = resumed.given_again(keys)
+    given, objects = given_again(keys)
     for section in ("partition", "model"):  # the comparison knows their section
         if section in objects:
             del given[section]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from flbench.api import campaigns, studies
 from flbench.api.caller import Caller
 from flbench.api.comparing import NAMING, methods_of
+from flbench.api.resuming import of_resume
 from flbench.api.studies import Study
-from flbench.calls import arguments, parts, resumed
+from flbench.calls import arguments, parts
 from flbench.calls.process import preserved
 from flbench.comparison import prepare as comparing
 from flbench.comparison import winners
@@ -79,7 +80,7 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     began = files[0].relative_to(path).as_posix() if files else ""
     known = (*parts.SECTIONS, "module", "algorithm")
     own = {name: resources.pop(name) for name in [*resources] if name in known}
-    rest, objects = resumed.of_resume(path, own, began)
+    rest, objects = of_resume(path, own, began)
     resources |= {name: value for name, value in rest.items() if value}
     if unknown := [name for name in resources if name not in RESOURCES]:
         raise ConfigError(
