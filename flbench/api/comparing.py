@@ -9,7 +9,6 @@ from typing import Any, Final
 from flbench.api import campaigns
 from flbench.api.caller import Caller
 from flbench.api.comparisons import PlannedComparison
-from flbench.api.resuming import given_again
 from flbench.calls import arguments, parts
 from flbench.comparison import ablation
 from flbench.comparison import tuned as tuning
@@ -111,7 +110,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
             " `methods` and `seeds` can be added to, and data that are objects without an import"
             " path are given again."
         )
-    given, objects = given_again(keys)
+    given, objects = parts.given_again(keys)
     for section in ("partition", "model"):  # the comparison knows their section
         if section in objects:
             del given[section]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from flbench.api import campaigns, studies
 from flbench.api.caller import Caller
 from flbench.api.comparing import NAMING, methods_of
-from flbench.api.resuming import of_resume
 from flbench.api.studies import Study
 from flbench.calls import arguments, parts
 from flbench.calls.process import preserved
@@ -80,7 +79,7 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     began = files[0].relative_to(path).as_posix() if files else ""
     known = (*parts.SECTIONS, "module", "algorithm")
     own = {name: resources.pop(name) for name in [*resources] if name in known}
-    rest, objects = of_resume(path, own, began)
+    rest, objects = parts.of_resume(path, own, began)
     resources |= {name: value for name, value in rest.items() if value}
     if unknown := [name for name in resources if name not in RESOURCES]:
         raise ConfigError(
