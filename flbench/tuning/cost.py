@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from flbench.jobs import estimate
 from flbench.jobs.job import Job
 from flbench.tuning.prepare import PreparedStudy
-from flbench.tuning.request import grace_of
+from flbench.tuning.request import LONG_TAIL, ORIGIN, grace_of
 
 
 class Plan(NamedTuple):
@@ -54,6 +54,10 @@ def measure(prepared: PreparedStudy) -> Plan:
             else ", and no cells: test parts are not evaluated."
         )
     ]
+    own = [key for key in LONG_TAIL if prepared.origins[request.methods[0]].get(key) == ORIGIN]
+    if "data.imbalance" in own:
+        values = ", ".join(f"{key}={LONG_TAIL[key]}" for key in own)
+        said.append(f"plan: no data are named, so these are digits with rare classes ({values}).")
     if grace and min(grace.values()) < rounds:
         first = ", ".join(f"{number} ({name})" for name, number in grace.items())
         said.append(

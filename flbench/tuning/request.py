@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import resolve
 from flbench.config.schema import CHECKPOINT_SECONDS, EngineConfig, EvaluationConfig
-from flbench.config.sources import Layer, from_values
+from flbench.config.sources import Layer, from_values, merge
 from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.own_names import SUFFIXES, check_whole
@@ -33,6 +33,12 @@ KEPT: Final = (
 NO_VARY: Final = {"partition": "Repetitions with one seed of the training support no claim."}
 """What may not differ alone between repetitions, and why."""
 FACTOR: Final = 3  # successive halving continues one trial in three
+LONG_TAIL: Final = {"data.imbalance": 0.1, "partition.alpha": 0.5, "train.rounds": 30}
+"""What a study trains on if nothing else is asked for: digits on which hyper-parameters and methods
+differ, with rare classes; docs/guides/tune.md has the measurements."""
+NAMING: Final = {"data.name", "data.path", "data.source", "partition.scheme"}
+"""Keys by which a user chooses other data."""
+ORIGIN: Final = "flbench tune"
 TRIAL_EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`
 
 
@@ -149,26 +155,29 @@ def grace_of(method: str, rounds: int, every: int) -> int:
     >>> grace_of("fedavg", 30, 2), grace_of("hfcd", 30, 2)
     (10, 16)
     """
-    share = max(1 / FACTOR, ALGORITHMS.find(method).settles)
+    share: float = max(1 / FACTOR, ALGORITHMS.find(method).settles)
     return every * math.ceil(share * rounds / every - 1e-9)
 
 
 def with_defaults(layers: list[Layer]) -> list[Layer]:
     """Return the layers, with the defaults of a study below them.
 
-    A study differs from a run in two defaults: a checkpoint every few seconds, so that a killed
-    trial loses little, and about 15 evaluations, which the scheduler uses.
+    A study differs from a run in these defaults: a checkpoint every few seconds, so that a killed
+    trial loses little; about 15 evaluations, which the scheduler uses; and, if the user names
+    neither data nor a scheme, LONG_TAIL.
 
     Args:
         layers: Layers of a method's configuration.
     """
+    own = {} if NAMING & merge(layers).keys() else LONG_TAIL
+    layers = [from_values(own, ORIGIN), *layers]
     rounds = resolve(layers)[0].train.rounds
     values = {
         "output.checkpoint_every": 1,
         "output.checkpoint_seconds": CHECKPOINT_SECONDS,
         "evaluation.every": max(1, rounds // TRIAL_EVALUATIONS),
     }
-    return [from_values(values, "flbench tune"), *layers]
+    return [from_values(values, ORIGIN), *layers]
 
 
 def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:

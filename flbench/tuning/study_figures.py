@@ -137,7 +137,8 @@ def shares(found: Importance) -> Figure:
     plot = figure.add_subplot()
     bars = plot.barh(names, [found.shares[name] for name in names], color=BLUE, height=0.65)
     said = [f"{found.shares[name]:.2f} (p = {found.p[name]:.2f})" for name in names]
-    plot.bar_label(bars, said, padding=3, fontsize=8)
+    box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6}
+    plot.bar_label(bars, said, padding=3, fontsize=8, bbox=box)
     for k, name in enumerate(names):
         plot.plot([found.chance[name]] * 2, [k - 0.42, k + 0.42], color=RED, linewidth=1.6)
     plot.set_xlim(0, 1.2)

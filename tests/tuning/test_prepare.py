@@ -50,7 +50,7 @@ def begin(tmp_path):
         ("--algo", "fedafg"),
         ("--algo", "fedavg", "--metric", "accuracies"),
         ("--algo", "fedavg", "--metric", "confusable_f1"),
-        ("--algo", "fedavg", "--metric", "rare_recall"),
+        ("--algo", "fedavg", "--metric", "rare_recall", "data.name=digits"),
         ("--algo", "fedavg", "--metric", "auroc"),
         ("--algo", "ft,fedavg", "--deployment", "noft"),
         ("--algo", "ft", "--deployment", "gm"),
