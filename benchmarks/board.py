@@ -111,6 +111,8 @@ class Setting:
         self.is_new = self.name != self.config
         report = fl.report(archive, force=self.is_new)  # which versions is said on the page
         self.board = report.leaderboard.set_index("method")
+        self.long = report.long
+        [self.overlap] = report._analysis.comparison.overlaps.values()
         self.scores = report.scores.set_index(["metric", "method"])
         self.has_rare = bool(self.board["rare_recall"].notna().any())
         self.gaps: dict[tuple[str, str], Gap] = {}

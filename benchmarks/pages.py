@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from functools import partial
 
 import board
+import board_work
 import new_clients
 import papers
 import real_data
@@ -28,6 +29,7 @@ def pages() -> dict[str, Callable[[], str]]:
         **{f"board/{name}": partial(board.page, name) for name in board.names()},
         "board/summary": board.summary,
         "board/baselines": board.baselines,
+        "board/work": board_work.page,
         "board/new-clients": new_clients.page,
         **{f"papers/measured-{name}": partial(papers.page, name) for name in papers.names()},
         "real-data": real_data.page,

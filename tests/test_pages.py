@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from math import nan
 from pathlib import Path
 from statistics import stdev
 from types import SimpleNamespace
@@ -58,6 +59,29 @@ def test_every_archive_has_a_page_and_the_papers_have_commands(script, tmp_path)
 
 
 # The board.
+
+
+def test_accuracy_at_equal_work_is_that_when_the_budget_is_spent(script, monkeypatch):
+    rows = [
+        (f"{method} tuned", k, n, n * size, "test", "personal", "accuracy", (n + k) * scale)
+        for method, size, scale in (("fedavg", 6, 0.01), ("double", 6, 0.02), ("large", 80, 0.03))
+        for k in (1, 2, 3)
+        for n in (10, 20, 30)
+    ]
+    names = ["method", "repetition", "round", "bytes", "split", "deployment", "metric", "value"]
+    made = SimpleNamespace(
+        methods=["fedavg", "double", "large"], long=pd.DataFrame(rows, columns=names), overlap=0
+    )
+    monkeypatch.setattr(script.board, "setting", lambda name: made)
+    work = script.board_work.Work("one", {"fedavg": 4.0, "double": 8.0, "large": 5.0})
+
+    # 20 rounds of FedAvg: 80 steps, which `double` takes in 10 rounds and `large` in 16; 120 bytes.
+    means = work.means.to_dict("index")
+    assert means["fedavg"] == pytest.approx({"rounds": 0.22, "steps": 0.22, "bytes": 0.22})
+    assert means["double"] == pytest.approx({"rounds": 0.44, "steps": 0.24, "bytes": 0.44})
+    assert means["large"] == pytest.approx(
+        {"rounds": 0.66, "steps": 0.54, "bytes": nan}, nan_ok=True
+    )
 
 
 def test_difference_that_rounds_to_zero_has_no_sign(script):

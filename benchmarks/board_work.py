@@ -1,0 +1,173 @@
+"""The board at equal work: the same number of optimizer steps, or of bytes, for all methods.
+
+usage: python benchmarks/board_work.py DATA_DIR [SETTING ...]
+
+The runs of the board were trained before flbench counted steps. No search space has a parameter
+that changes the optimizer steps of a round, so that three rounds with default parameters tell them:
+all methods of a setting have the same clients, samples and cohorts. The script adds the counts to
+docs/board/steps.json, of which `pages.py` makes a page. The fine-tuning of an evaluation is no part
+of a round and is not counted.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import board
+import numpy as np
+import pandas as pd
+from board import REFERENCES, TUNED, Gap, corrected
+from scipy.stats import kendalltau
+from shown import ROOT, code, percent, render
+
+import flbench as fl
+from flbench.analysis.statistics import across, differences
+
+COUNTS: Final = ROOT / "docs" / "board" / "steps.json"
+COUNTED: Final = 3  # rounds
+BUDGET: Final = 20
+"""Rounds of FedAvg whose steps or bytes every method may use. All runs were evaluated after 10, 20
+and 30 rounds, so that a method with twice the steps of FedAvg is read at exactly this budget."""
+UNITS: Final = ("rounds", "steps", "bytes")
+
+
+class Work:
+    """The tuned methods of a setting within the work of `BUDGET` rounds of FedAvg.
+
+    Args:
+        name: Name of the setting.
+        counts: Optimizer steps of a round of each method.
+    """
+
+    def __init__(self, name: str, counts: dict[str, float]) -> None:
+        self.setting = board.setting(name)
+        self.name = name
+        self.steps = {one: counts[one] / counts["fedavg"] for one in self.setting.methods}
+        long = self.setting.long
+        tuned = [one + TUNED for one in self.setting.methods]
+        is_own = (long["metric"] == "accuracy") & (long["deployment"] == "personal")
+        rows = long[is_own & long["method"].isin(tuned)]
+        rows = rows[rows["split"] == "test"].rename(columns={"value": "test"})
+        self.rows = rows.assign(method=rows["method"].str.removesuffix(TUNED)).sort_values("round")
+        self.rows["rounds"] = self.rows["round"].astype(float)
+        self.rows["steps"] = self.rows["round"] * self.rows["method"].map(self.steps)
+        self.seen = {unit: self._within(unit) for unit in UNITS}
+        self.gaps = {unit: self._against(unit) for unit in UNITS}
+
+    def _within(self, unit: str) -> pd.DataFrame:
+        """Return test accuracies [repetitions, methods] when the budget is spent.
+
+        Between two evaluations they lie on a straight line; before the first one they are NaN.
+        """
+        own = self.rows[(self.rows["method"] == "fedavg") & (self.rows["round"] == BUDGET)]
+        budgets = own.set_index("repetition")[unit]
+        found = {
+            (k, method): np.interp(budgets[k], rows[unit], rows["test"], left=np.nan)
+            for (k, method), rows in self.rows.groupby(["repetition", "method"])
+        }
+        return pd.Series(found).unstack().dropna(axis="columns")
+
+    def _against(self, unit: str) -> dict[tuple[str, str], Gap]:
+        """Return how each method differs from the references, as on the page of the setting."""
+        seen = self.seen[unit]
+        there = [one for one in REFERENCES if one in seen]
+        pairs = [(name, one) for one in there for name in seen if name not in REFERENCES]
+        found = differences(seen, pairs, overlap=self.setting.overlap)
+        return corrected(
+            {
+                (row.first, row.second): Gap(row.difference, row.low, row.high, row.p)
+                for row in found.itertuples()
+            }
+        )
+
+    @cached_property
+    def means(self) -> pd.DataFrame:
+        """Mean accuracies [methods, units]; NaN where a method has none within the budget."""
+        means = {unit: self.seen[unit].mean().round(9) for unit in UNITS}
+        return pd.DataFrame(means).sort_values("rounds", ascending=False, kind="stable")
+
+    @cached_property
+    def ranks(self) -> pd.DataFrame:
+        """Ranks [methods, units] of the means."""
+        return self.means.rank(ascending=False)
+
+    def best(self, unit: str) -> str:
+        """Return the best method with its mean."""
+        name = str(self.means[unit].idxmax())
+        return f"{code(name)} {percent(self.means.loc[name, unit])}"
+
+    def count(self, unit: str, reference: str, verdict: str) -> int:
+        """Return how many methods have a verdict against a reference."""
+        gaps = self.gaps[unit]
+        return sum(other == reference and gaps[_, other].verdict == verdict for _, other in gaps)
+
+    def tau(self, unit: str) -> float:
+        """Return Kendall's tau of the orders at equal rounds and at equal work."""
+        both = self.means[["rounds", unit]].dropna()
+        return float(kendalltau(both["rounds"], both[unit]).statistic)
+
+    def lines(self) -> Iterator[list[str]]:
+        """Yield the rows of the table of the methods."""
+        for name, means in self.means.iterrows():
+            cells = [
+                "-" if pd.isna(means[unit]) else f"{percent(means[unit])} ({rank:g})"
+                for unit, rank in self.ranks.loc[name].items()
+            ]
+            yield [code(str(name)), f"{self.steps[str(name)]:.2f}", *cells]
+
+
+def page() -> str:
+    """Return the page of the board at equal work."""
+    counts = json.loads(COUNTS.read_text("utf-8"))
+    works = [Work(name, counts[name]) for name in board.names()]
+    settings = [one for one in works if not one.setting.is_new]
+    kinds = {one.name: one.setting.kind for one in settings}
+    means = {
+        unit: pd.DataFrame({one.name: one.means[unit] for one in settings}) for unit in UNITS[:2]
+    }
+    ranks = {unit: across(found.dropna().T, kinds) for unit, found in means.items()}
+    return render(
+        "board-work", works=works, settings=settings, units=UNITS, budget=BUDGET, ranks=ranks
+    )
+
+
+def steps(config: Path, method: str) -> float:
+    """Return the optimizer steps of all clients of a round, as a mean over the first rounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = fl.run(
+            method,
+            config=config,
+            data={"root": "."},
+            train={"rounds": COUNTED},
+            evaluation={"every": COUNTED},
+            engine={"workers": 1},
+            output={"dir": folder, "predictions": False},
+            tracking={"mlflow": False},
+            progress=False,
+        )
+        table = run.metrics
+    return float(table[table["metric"] == "steps"]["value"].sum()) / COUNTED
+
+
+def main(data: str, wanted: list[str]) -> None:
+    """Count the steps of the methods of settings that are not in the file yet."""
+    found = json.loads(COUNTS.read_text("utf-8")) if COUNTS.is_file() else {}
+    os.chdir(data)  # the configurations name files of this folder
+    for name in wanted or board.names():
+        setting = board.setting(name)
+        config = ROOT / "configs" / "board" / f"{setting.config}.yaml"
+        counts = found.setdefault(name, {})
+        for method in setting.methods:
+            if method not in counts:
+                counts[method] = steps(config, method)
+                print(f"{name} {method}: {counts[method]:.1f}", flush=True)
+                COUNTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
