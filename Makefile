@@ -14,12 +14,11 @@ demo: $(VENV)/installed
 
 # Mypy uses one core, so the tests begin as soon as the lint is through.
 test: $(VENV)/installed
-	+$(MAKE) --no-print-directory uses
 	+$(MAKE) --no-print-directory --jobs=2 lint types unit
 
 # What users do, from the command to the numbers, and the commands of the README.
 uses: $(VENV)/installed
-	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not docs" tests/uses
+	$(BIN)/pytest $(WORKERS) -m "not docs" tests/uses
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -39,7 +38,7 @@ quick: $(VENV)/installed
 
 # The examples in the docstrings of public names are tests too.
 unit: $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) $(LATER) --ignore tests/uses --doctest-modules \
+	$(BIN)/pytest $(WORKERS) $(LATER) --doctest-modules \
 		-m "not processes and not full and not docs" tests flbench
 
 # Clusters of Ray, other interpreters, and processes that are killed.

@@ -202,6 +202,10 @@ def _mark_all_but_one_as_full(items):
             item.add_marker(pytest.mark.full)
 
 
+def is_a_use(item):
+    return Path(__file__).parent / "uses" in item.path.parents
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items):
     import torch
@@ -210,8 +214,8 @@ def pytest_collection_modifyitems(items):
 
     _mark_all_but_one_as_full(items)
     # The longest tests have a time limit of their own. They start first, so that no test process
-    # waits for them at the end.
-    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    # waits for them at the end, and so does what users do.
+    items.sort(key=lambda item: not (item.get_closest_marker("timeout") or is_a_use(item)))
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))

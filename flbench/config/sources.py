@@ -94,7 +94,8 @@ class Layer(dict[str, Given]):
                 self[above] = Given(_with_element(above, old, key, new), new.origin)
                 return
             self.pop(above, None)
-        below = [one for one in self if one.startswith(f"{key}.")]
+        start = f"{key}."
+        below = [one for one in self if one.startswith(start)]
         if below and new.value == {}:
             return
         for one in below:
