@@ -1,6 +1,9 @@
 """`flbench run`: train and evaluate one method, or several one after the other."""
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +76,13 @@ def _dry_run(resolved: Sequence[tuple[Config, Mapping[str, str]]], *, as_json: b
     """Print configuration, partition, and estimates of size, time and memory.
 
     With `as_json` it is a list with `config`, `notes`, `partition` (as `flbench data --json` prints
-    it) and `estimate`, the fields of `flbench.experiment.estimate.Estimate`.
+    it) and `estimate`, the fields of `flbench.experiment.estimate.Estimate`, whose `total` contains
+    the time until now, such as that of imports, and that of MLflow.
     """
     from flbench.data import catalogue
     from flbench.experiment import assembly, estimate
 
-    entries, refused = [], {}
+    entries, refused, begun = [], {}, 0.0
     for config, origins in resolved:
         try:
             built = assembly.build(config)
@@ -90,7 +94,11 @@ def _dry_run(resolved: Sequence[tuple[Config, Mapping[str, str]]], *, as_json: b
                 console.text(to_yaml(built.config.tree(), origins))
                 console.notes(built.notes)
                 tables.print_partition(built.federation)
-            measured = estimate.measure(built)
+            preparing = time.process_time() - begun
+            measured, begun = estimate.measure(built), time.process_time()
+            mirrored = config.tracking.mlflow is not False and find_spec("mlflow") is not None
+            total = preparing + max(measured.total, estimate.MIRROR * mirrored)
+            measured = replace(measured, total=total)
         finally:
             built.engine.close()
         if not as_json:

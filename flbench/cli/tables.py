@@ -141,7 +141,7 @@ def print_estimate(estimate: "Estimate") -> None:
         "down": f"{size(estimate.down)} to each client and round",
         "up": f"{size(estimate.up)} from each client and round",
         "cohort": f"{estimate.cohort} clients, {estimate.steps} steps in a round",
-        "time": f"{estimate.round:.3g} s a round in one process,"
+        "time": f"{estimate.round:.3g} s a round,"
         f" {duration(estimate.evaluate)} an evaluation, {duration(estimate.common)} on the common"
         f" test set; about {duration(estimate.total)} in all",
         "memory": f"samples {size(estimate.data)}, state {size(estimate.state)}, results of a round"

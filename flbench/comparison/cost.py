@@ -39,7 +39,8 @@ def measure(
     """
     design, cells = prepared.design, prepared.cells
     left = [cell for cell in left if cell.name not in reused]
-    cost = estimate.measure(cells, left, prepared.samples.federation, prepared.resources)
+    each = [(cell, 1.0) for cell in left]
+    cost = estimate.measure(cells, each, prepared.samples.federation, prepared.resources)
     methods = list(cost.seconds)
     places = list(dict.fromkeys(cell.place for cell in cells))
     rounds = sum(cell.config.train.rounds for cell in left)

@@ -2,29 +2,38 @@
 
 import resource
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
+from torch import Tensor
 
-from flbench.client.program import LocalProgram, shortened
+from flbench.client.program import LocalProgram, Step, shortened
 from flbench.core.tree import nbytes
+from flbench.core.types import State
+from flbench.engine.base import RoundSettings
 from flbench.experiment import rounds
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.communication import apply_mask, row_bytes
-from flbench.experiment.evaluate import BLOCK
+from flbench.experiment.evaluate import BLOCK, Evaluator
+from flbench.experiment.rounds import Trained
 
 SCALARS: Final = 2**24
 """Largest number of parameters of the models that are evaluated."""
-MEASURING: Final = 3.0
-"""Seconds after which no further method is measured."""
+LONG: Final = 10.0
+"""Seconds of a round that is not trained again to be measured without the start of processes."""
 PROCESSES: Final = 4.0
 """Seconds until processes of an idle machine have imported PyTorch and begin to train."""
-WORKERS: Final = 10.0
-"""The same for workers of Ray."""
+WORKERS: Final = 12.0
+"""The same for workers of Ray, with its servers."""
+MIRROR: Final = 11.0
+"""Seconds from the begin of a run until MLflow has a short one."""
 START: Final = 0.5
-"""Seconds of a training besides its rounds: building the experiment, writing its tables."""
+"""Seconds of a training besides its rounds: building the experiment, writing checkpoints, tables
+and its report."""
+REPORT: Final = 4.0
+"""Seconds of the report of a comparison or a study."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,9 @@ class Estimate:
         up: Bytes that one client sends in a round.
         cohort: Number of clients in a round.
         steps: Number of optimizer steps of all clients in a round.
-        round: Seconds that the training of a round takes in this process.
+        all_steps: Number of optimizer steps of the whole run, with a round of each stage taken for
+            all its rounds.
+        round: Seconds that the training of a round takes.
         evaluate: Seconds that the first evaluation of all clients takes. Later ones can be shorter.
         common: Seconds that one evaluation on the common test set takes; 0 if there is none.
         total: Seconds that the whole run takes.
@@ -53,6 +64,7 @@ class Estimate:
     up: int
     cohort: int
     steps: int
+    all_steps: int
     round: float
     evaluate: float
     common: float
@@ -64,7 +76,7 @@ class Estimate:
 
 
 def measure(experiment: Experiment) -> Estimate:
-    """Train one round and evaluate some clients, and multiply by the numbers of the run.
+    """Train a round of each stage and evaluate clients; multiply by the numbers of the run.
 
     The tensors of the clients that are measured are copied, not those of all clients.
 
@@ -73,48 +85,98 @@ def measure(experiment: Experiment) -> Estimate:
     """
     config, algorithm, engine = experiment.config, experiment.algorithm, experiment.engine
     setting = algorithm.setting
-    before = rounds.training_state(algorithm, experiment.sketch())
-    settings = rounds.settings_of(algorithm, before)
-    program = algorithm.local_program(rounds.visible_to_server(before, LocalProgram(())))
-    ids = algorithm.cohort(rounds.visible_to_server(before, program), settings.draw)
     evaluated = torch.arange(min(setting.clients, BLOCK, max(1, SCALARS // setting.net.size)))
-    state = rounds.training_state(algorithm, experiment.sketch(torch.cat([ids, evaluated])))
-    train = partial(rounds.train, algorithm, engine, state, settings, ids=ids)
-    train(program=shortened(program, 1))  # the first steps of a process are slower
-    begin = time.perf_counter()
-    trained = train(program=program)
-    one_round = time.perf_counter() - begin
-    results, sent = trained.results, row_bytes(apply_mask(trained.results.sent))
+    longest = rounds.training_state(algorithm, experiment.sketch()).stage
+    train, steps = 0.0, 0
+    for number, stage in enumerate(algorithm.stages()):
+        if stage.rounds and number != longest:
+            other = _measured(experiment, number)
+            train += stage.rounds * other.seconds
+            steps += stage.rounds * int(other.trained.results.steps.sum())
+    evaluator = experiment.evaluator(lambda text: None)
+    main = _measured(experiment, longest, evaluated, evaluator)
+    length = algorithm.stages()[longest].rounds
+    results, after, settings = main.trained.results, main.after, main.settings
+    train += length * main.seconds
+    steps += length * int(results.steps.sum())
+    sent = row_bytes(apply_mask(results.sent))
     # The first dispatch can be smaller: clients know the seeded initial values.
-    after = rounds.exchange(algorithm, state, trained).state
     now = rounds.settings_of(algorithm, after)
     program = algorithm.local_program(rounds.visible_to_server(after, LocalProgram(())))
     short = shortened(program, 1)
-    down = rounds.train(algorithm, engine, after, now, ids=ids[:1], program=short).down
-    evaluator = experiment.evaluator(lambda text: None)
+    down = rounds.train(algorithm, engine, after, now, ids=main.ids[:1], program=short).down
     evaluator.seconds(after, settings, 1, common=False)  # the first pass of a process is slower
     evaluate = evaluator.seconds(after, settings, len(evaluated), common=False)
+    evaluate += results.observe_seconds
     common = evaluator.seconds(after, settings, 1, common=True)
     often = config.evaluation.common.every
     evaluations = 1 - (-config.train.rounds // config.evaluation_period)  # and the best round
-    total = config.train.rounds * one_round + evaluations * evaluate
+    total = START + train + evaluations * evaluate
     total += (2 if often is None else -(-config.train.rounds // often)) * common
     kept = nbytes(results.kept) + nbytes(results.sent.values)
-    kept = kept // max(1, len(results.ids)) * len(ids)
-    own, samples = nbytes(state.clients), experiment.federation
+    kept = kept // max(1, len(results.ids)) * len(main.ids)
+    own, samples = nbytes(after.clients), experiment.federation
     stored = sum(size for size in (own, kept) if experiment.storage.holds(size))
     return Estimate(
         parameters=setting.net.size,
         down=down,
         up=int(sent.double().mean()) if len(sent) else 0,
-        cohort=len(ids),
+        cohort=len(main.ids),
         steps=int(results.steps.sum()),
-        round=one_round,
+        all_steps=steps,
+        round=main.seconds,
         evaluate=evaluate,
         common=common,
         total=total,
         data=nbytes({"x": samples.x, "y": samples.y}),
-        state=nbytes(state.server) + own,
+        state=nbytes(after.server) + own,
         results=kept,
         memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + stored,
     )
+
+
+class _Measured(NamedTuple):
+    """A round of a stage, its clients and settings, the state after it, and its seconds."""
+
+    ids: Tensor
+    settings: RoundSettings
+    trained: Trained
+    after: State
+    seconds: float
+
+
+def _measured(
+    experiment: Experiment,
+    number: int,
+    evaluated: Tensor | None = None,
+    evaluator: Evaluator | None = None,
+) -> _Measured:
+    """Train the first round of a stage: once to start processes and allocate, then for the time.
+
+    Args:
+        experiment: The experiment.
+        number: Number of the stage.
+        evaluated: Ids [K] of further clients whose rows the state after it has.
+        evaluator: What evaluates the cohort at the end of the round; None for nothing.
+    """
+    algorithm, engine = experiment.algorithm, experiment.engine
+    before = replace(experiment.sketch(), stage=number)
+    settings = rounds.settings_of(algorithm, before)
+    program = algorithm.local_program(rounds.visible_to_server(before, LocalProgram(())))
+    ids = algorithm.cohort(rounds.visible_to_server(before, program), settings.draw)
+    rows = ids if evaluated is None else torch.cat([ids, evaluated])
+    state = replace(experiment.sketch(rows), stage=number)
+    observe: tuple[Step, ...] = ()
+    if evaluator is not None:
+        first = next(iter(rounds.deployments(algorithm, state, ids[:1]).values()))
+        observe = evaluator.observers(first, common=False)
+    train = partial(rounds.train, algorithm, engine, state, settings, ids=ids, observe=observe)
+    for _ in range(2):
+        begin = time.perf_counter()
+        trained = train(program=program)
+        seconds = time.perf_counter() - begin - trained.results.observe_seconds
+        if seconds > LONG:
+            break
+    begin = time.perf_counter()
+    after = rounds.exchange(algorithm, state, trained).state
+    return _Measured(ids, settings, trained, after, seconds + time.perf_counter() - begin)

@@ -1,9 +1,9 @@
 """Seconds and memory of many trainings, estimated before the first of them."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from math import isnan, nan
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +11,7 @@ from flbench.core.errors import MethodError, RunError
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, estimate, own_methods
 from flbench.experiment.engines import on_this_machine
-from flbench.experiment.estimate import MEASURING, PROCESSES, START, WORKERS
+from flbench.experiment.estimate import PROCESSES, REPORT, WORKERS
 from flbench.jobs.job import Job
 from flbench.reports.shown import size
 from flbench.reports.terminal import duration
@@ -25,11 +25,11 @@ class Estimate:
     Attributes:
         kind: What a job is called, such as `cell`.
         at_once: Number of jobs at the same time.
-        seconds: Seconds of a job by method, the mean over the places; None for a method that was
-            not measured.
-        total: Seconds of all jobs. A method that was not measured counts with the mean of the
-            others.
+        seconds: Seconds of a job by method, the mean over the places; None for a method that could
+            not be measured.
+        total: Seconds of all jobs and of their report, without such methods.
         memory: Bytes of the process of one job, the largest of those that were measured.
+        steps: Optimizer steps of a job by method, in its first place.
     """
 
     kind: str
@@ -37,6 +37,7 @@ class Estimate:
     seconds: Mapping[str, float | None]
     total: float
     memory: int
+    steps: Mapping[str, int]
 
     def tree(self) -> dict[str, Any]:
         """Return the estimate as values of JSON."""
@@ -52,61 +53,73 @@ class Estimate:
         found = [
             f"cost: about {duration(self.total)} with {self.at_once} {self.kind}"
             f"{'' if self.at_once == 1 else 's'} at once, and {size(self.memory * self.at_once)} of"
-            f" memory. One {self.kind} takes: {', '.join(known) or 'not measured'}."
+            f" memory; the report is in it. One {self.kind} takes: {', '.join(known)}."
         ]
         if others:
-            found.append(f"cost: {', '.join(others)} not measured; the mean is assumed.")
+            found.append(f"cost: {', '.join(others)} failed when measured, and is in no figure.")
         return found
 
 
 def measure(
     jobs: Sequence[Job],
-    left: Sequence[Job],
+    left: Sequence[tuple[Job, float]],
     samples: Callable[[Job], Federation],
     resources: Resources,
 ) -> Estimate:
-    """Estimate the cost of jobs from a round of the first job of each method and place.
+    """Estimate the cost of jobs from a warm round of each method in its first place.
 
-    It takes about `MEASURING` seconds at most, and one training more. The state of PyTorch's random
-    generators and its number of threads may change.
+    How much more or less a job costs in another place is that of the first method there. The state
+    of PyTorch's random generators and its number of threads may change.
 
     Args:
         jobs: All jobs.
-        left: Those that are to be trained; a job can be there several times.
+        left: Those that are to be trained, and the share of their rounds that is; a job can be
+            there several times.
         samples: Function from a job to the samples of its clients.
         resources: Number of jobs at the same time.
     """
-    begin = time.monotonic()
-    found: dict[tuple[str, str], float] = {}
-    memory = 0
     firsts: dict[tuple[str, str], Job] = {}
+    at_home: dict[str, str] = {}  # first place of each method
+    guide: dict[str, str] = {}  # first method of each place
     for job in jobs:
         firsts.setdefault((job.method, job.place), job)
-    for job in firsts.values():
-        if found and time.monotonic() - begin > MEASURING:
-            break
+        at_home.setdefault(job.method, job.place)
+        guide.setdefault(job.place, job.method)
+    found: dict[tuple[str, str], float] = {}
+    memory, steps = 0, dict[str, int]()
+    for key in dict.fromkeys([*at_home.items(), *((name, at) for at, name in guide.items())]):
         try:
-            measured = _estimated(job, samples)
+            measured = _estimated(firsts[key], samples, resources)
         except (RunError, MethodError):  # a method that fails is no reason to refuse the others
             continue
-        found[job.method, job.place] = START + measured.total
+        found[key] = measured.total
         memory = max(memory, measured.memory)
-    mean = fmean(found.values()) if found else START
-    seconds: dict[str, float | None] = {}
-    for method in dict.fromkeys(job.method for job in jobs):
-        mine = [one for (name, _), one in found.items() if name == method]
-        seconds[method] = fmean(mine) if mine else None
-    each = [found.get((job.method, job.place), seconds[job.method] or mean) for job in left]
+        steps.setdefault(key[0], measured.all_steps)
+    for name, place in firsts:
+        home = at_home[name]
+        here, there = found.get((guide[place], place)), found.get((guide[place], home))
+        if (name, place) not in found and (name, home) in found:
+            found[name, place] = found[name, home] * (here / there if here and there else 1.0)
+    seconds = {
+        name: fmean([one for (who, _), one in found.items() if who == name] or [nan])
+        for name in at_home
+    }
+    each = [share * found.get((job.method, job.place), 0.0) for job, share in left]
     at_once = resources.concurrent
-    total = max(sum(each) / at_once, *each) if each else 0.0
+    total = REPORT + max(sum(each) / at_once, *each) if each else REPORT
     if at_once > 1 and each:
         total += WORKERS if resources.gpus else PROCESSES
-    return Estimate(resources.kind, at_once, seconds, total, memory)
+    known = {name: None if isnan(one) else one for name, one in seconds.items()}
+    return Estimate(resources.kind, at_once, known, total, memory, steps)
 
 
-def _estimated(job: Job, samples: Callable[[Job], Federation]) -> estimate.Estimate:
+def _estimated(
+    job: Job, samples: Callable[[Job], Federation], resources: Resources
+) -> estimate.Estimate:
     """Estimate the cost of a job on this machine; the job may have a GPU of another."""
-    config = job.config
-    built = assembly.build(config, samples(job), engine=on_this_machine(config.engine))
+    config, engine = job.config, on_this_machine(job.config.engine)
+    if resources.concurrent > 1:  # a job then has no processes of its own
+        engine = engine.altered(workers=1)
+    built = assembly.build(config, samples(job), engine=engine)
     with closing(built.engine), own_methods.named(config.algorithm):
         return estimate.measure(built)

@@ -4,7 +4,8 @@ import pytest
 
 from flbench.core.storage import Storage
 from flbench.experiment import estimate
-from tests.support import build
+from flbench.testing.setting import with_method
+from tests.support import build, run
 
 KEYS = ("model.name=mlp", "partition.clients=12", "engine.name=sequential")
 
@@ -26,3 +27,13 @@ def test_estimate_copies_no_rows_of_all_clients(method, uncopied):
 
     assert found.state >= found.parameters * 4 * (13 if method == "ditto" else 1)
     assert found.total >= 3 * found.round + found.evaluate > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ditto", "feddbe", "lgfedavg", "pfedsim", "floco"])
+def test_steps_are_those_of_the_run_with_all_its_stages(method, tmp_path):
+    keys = with_method(method, "train.participation=1", "train.rounds=4")
+
+    found = estimate.measure(build(*keys))
+
+    assert found.all_steps == run(tmp_path, *keys)[1]["steps"] > found.steps
