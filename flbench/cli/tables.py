@@ -126,8 +126,8 @@ def print_study(report: "StudyReport", path: Path) -> None:
     line(f"{report.heading} ({report.facts['budget']})\n")
     for sentence in report.answer:
         line(f"{sentence}\n")
-    own = [make(name) for name in report.study.methods for make in (report.parameters, report.gain)]
-    for table in (*filter(None, own), *report.tables, report.table):
+    own = [table for name in report.study.methods for table in report.own_tables(name)]
+    for table in (*own, *report.tables, report.table):
         render.console(table)
     notes(report.said)
     page = path / "report.html"

@@ -373,6 +373,10 @@ class StudyReport:
                 found[axis.path] = " to ".join(ends)
         return found
 
+    def own_tables(self, method: str) -> list[Shown]:
+        """Return the best parameters of a method and what they gain, as far as they are known."""
+        return [one for one in (self.parameters(method), self.gain(method)) if one is not None]
+
     def gain(self, method: str) -> Shown | None:
         """Return what tuning changed in several test metrics; None without both comparisons."""
         if self.analysis is None:
@@ -411,15 +415,6 @@ class StudyReport:
             rows,
             "Means over paired repetitions. Each interval is for its metric alone.",
         )
-
-    def best(self, method: str) -> str:
-        """Return a method's best hyper-parameters as one line, with warnings; "" without any."""
-        won = self.study.winner(method)
-        if won is None:
-            return ""
-        values = ", ".join(f"{path}={shown(value)}" for path, value in won.params.items())
-        edges = [f"{path} {warning}" for path, warning in self._edges(method).items()]
-        return "; ".join([f"{method}, trial {won.index}: {values}", *edges])
 
     def is_drawable(self, method: str) -> bool:
         """Return whether a method has a trial with a score, and a parameter that is searched."""
