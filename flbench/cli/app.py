@@ -2,7 +2,8 @@
 
 A function here declares the words and options of a command. The function of the same name in
 another file of this package carries it out; the file is imported when the command is called, so
-that `flbench --help` does not wait for PyTorch.
+that `flbench --help` does not wait for PyTorch. It gets the words and options that are declared
+here; `asked` has the arguments of the verb, and `aliases` the texts of the given short forms.
 """
 
 import signal

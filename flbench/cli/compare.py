@@ -50,9 +50,7 @@ def _carry_out(
 ) -> None:
     """Carry out a comparison, or resume one, and print its report.
 
-    The words and options are those of `flbench.cli.app`; `asked` has the arguments of `fl.compare`
-    or `fl.ablate`, and `aliases` the texts of the given short forms. `variants` makes the design
-    that is carried out from the design of what is given.
+    `variants` makes the design that is carried out from the design of what is given.
 
     Raises:
         UserError: The comparison cannot be carried out or resumed.

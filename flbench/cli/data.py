@@ -24,10 +24,7 @@ def data(
     as_json: bool,
     aliases: Mapping[str, str],
 ) -> None:
-    """List the data sets, or show the partition of one, or a communication graph.
-
-    The words and options are those of `flbench.cli.app`.
-    """
+    """List the data sets, or show the partition of one, or a communication graph."""
     name, overrides = one_name(words or [], "data set")
     short_forms = dict(aliases)
     option = short_forms.pop("dataset", None)

@@ -27,10 +27,7 @@ def export(
     as_json: bool,
     asked: Mapping[str, Any],
 ) -> None:
-    """Write a model of a run to a file, and print where it is and how to load it.
-
-    The words and options are those of `flbench.cli.app`; `asked` has the arguments of `Run.export`.
-    """
+    """Write a model of a run to a file, and print where it is and how to load it."""
     name, model = formats.choose(asked["format"], out), asked["deployment"]
     loaded = _load(path, client, asked, is_global=is_global)
     card = loaded.card
@@ -58,10 +55,7 @@ def predict(
     as_json: bool,
     asked: Mapping[str, Any],
 ) -> None:
-    """Predict the classes of samples in files with a model of a run, and print them.
-
-    The words and options are those of `flbench.cli.app`; `asked` has the `ModelSettings`.
-    """
+    """Predict the classes of samples in files with a model of a run, and print them."""
     reading.read(path).check_classes()
     loaded = _load(path, client, asked, is_global=is_global)
     rows: list[dict[str, Any]] = []

@@ -26,11 +26,7 @@ FILES: Final = {
 
 
 def new_method(name: str, *, out: Path | None, as_json: bool) -> None:
-    """Write the package of a new method; the options are those of `flbench.cli.app`.
-
-    Raises:
-        UserError: The name cannot be used, or the folder has files already.
-    """
+    """Write the package of a new method into a new folder."""
     class_name = "".join(part.capitalize() for part in name.split("_"))
     is_word = keyword.iskeyword(name) or keyword.iskeyword(class_name)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or is_word:

@@ -21,10 +21,7 @@ FOLDER: Final = Path("report")
 def report(
     paths: Sequence[Path], *, out: Path | None, as_json: bool, asked: Mapping[str, Any]
 ) -> None:
-    """Write the report of runs, and print what it says.
-
-    The words and options are those of `flbench.cli.app`; `asked` has the arguments of `fl.report`.
-    """
+    """Write the report of runs, and print what it says."""
     if missing := [path for path in paths if not path.exists()]:
         raise UserError(f"{missing[0]} does not exist.")
     is_own = not any(value for name, value in asked.items() if name != "long")

@@ -39,8 +39,8 @@ def reproduce(
 ) -> None:
     """List the papers, or measure tables of one of them.
 
-    The words and options are those of `flbench.cli.app`. As JSON, `papers` are printed, or the
-    content of the report's JSON file with `asked`, `missing` and `files`.
+    As JSON, `papers` are printed, or the content of the report's JSON file with `asked`,
+    `missing` and `files`.
 
     Raises:
         UserError: An option is wrong, or nothing could be measured.

@@ -32,8 +32,8 @@ def run(
 ) -> None:
     """Train runs one after the other, or resume one, and print their tables.
 
-    The words and options are those of `flbench.cli.app`. With `print_config` and `as_json`, a list
-    with `config`, the sections, and `origins` by dotted key is printed instead.
+    With `print_config` and `as_json`, a list with `config`, the sections, and `origins` by dotted
+    key is printed instead.
 
     Raises:
         UserError: The configuration is wrong, or a method was refused; the others are trained.

@@ -25,8 +25,6 @@ def tune(
 ) -> None:
     """Carry out or resume a study, and print its tables; with `as_json` as `flbench show` does.
 
-    The words and options are those of `flbench.cli.app`; `asked` has the arguments of `fl.tune`.
-
     Raises:
         UserError: The study cannot be carried out or resumed.
         RunError: No trial of any method has a score.

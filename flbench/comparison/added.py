@@ -26,13 +26,6 @@ def added(
 ) -> tuple[Design, Layer]:
     """Return the design with what is added, and the values of keys that change.
 
-    Args:
-        before: The design of the comparison.
-        methods: Methods, new or known.
-        layers: Layers of the configuration, from the lowest to the highest.
-        seeds: Number of repetitions; None for as many as before.
-        path: Folder of the comparison, for messages.
-
     Raises:
         ConfigError: A key must not change. The message has one line for each of them.
     """

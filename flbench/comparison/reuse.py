@@ -33,11 +33,6 @@ def find(
     code are the same. A revision with uncommitted changes says nothing, and is never the same. A
     note says why a run cannot stand for the cell whose configuration it has.
 
-    Args:
-        prepared: The comparison.
-        cells: Cells to find runs for.
-        paths: Folders of runs, comparisons and studies, or folders above them; or none.
-
     Raises:
         UserError: A path does not exist, or there is no run below it.
         DataError: A file in a folder is damaged.

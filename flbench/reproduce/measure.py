@@ -99,15 +99,7 @@ def measured(
     *,
     exact: bool = True,
 ) -> list[Measured]:
-    """Return cells with the values that the finished runs of their comparisons give.
-
-    Args:
-        cells: The cells.
-        published: Published numbers by table, row and column.
-        places: Places of the cells.
-        folder: Folder of the comparisons.
-        exact: Whether only runs count whose method has the keys that its row has now.
-    """
+    """Return cells with the values that the finished runs of their comparisons give."""
     runs: dict[tuple[int, str], dict[int, reading.StoredRun]] = {}
     reasons: dict[tuple[int, str], str] = {}
     for k, place in enumerate(places):

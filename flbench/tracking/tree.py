@@ -127,10 +127,6 @@ def tracking_of(folder: Path) -> Mapping[str, Any]:
 def tree(folder: Path, outcome: Outcome | None) -> Tree:
     """Return what MLflow should have of the folder of a run, a comparison or a study.
 
-    Args:
-        folder: The folder.
-        outcome: How the process that writes it ended; None while it runs.
-
     Raises:
         DataError: The description of the whole folder is damaged.
     """

@@ -35,11 +35,6 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
 
     If the store is a server, its links are printed, and nothing is served.
 
-    Args:
-        uri: Address of the store; None for the default.
-        port: Port on this machine.
-        write: Prints a text.
-
     Raises:
         UserError: There is no store yet, it cannot be opened, or the port is taken.
     """

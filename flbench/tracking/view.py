@@ -53,12 +53,6 @@ def of_results(query: str, names: Collection[str], metric: str, axis: str) -> st
     """Return the view of plain runs, or of methods: test metrics and costs, the best one first.
 
     Charts show the test metrics, and F1 and recall of each class side by side.
-
-    Args:
-        query: Filter of the runs.
-        names: Names of the metrics that the runs have.
-        metric: Metric that ranks them.
-        axis: Parameter that tells them apart.
     """
     classes = {
         kind: sorted(name for name in names if name.startswith(f"{kind}/")) for kind in KINDS
@@ -80,12 +74,7 @@ def of_results(query: str, names: Collection[str], metric: str, axis: str) -> st
 
 
 def of_trials(query: str, params: Mapping[str, Collection[str]]) -> str:
-    """Return the view of the trials of a study: searched parameters and score, the best one first.
-
-    Args:
-        query: Filter of the trials.
-        params: Parameters that each trial of a method has, by method.
-    """
+    """Return the view of the trials of a study: parameters and score, the best one first."""
     charts = [
         {**parallel_coordinates(_ordered(names), ["score"]), "displayName": method}
         for method, names in params.items()
@@ -102,13 +91,7 @@ def _ordered(params: Iterable[str]) -> list[str]:
 
 
 def page(experiment: str, view: str, *, charts: bool = False) -> str:
-    """Return the address of an experiment's runs in a view, without the host.
-
-    Args:
-        experiment: MLflow's id of the experiment.
-        view: Name of the view.
-        charts: Whether the page shows charts instead of a table.
-    """
+    """Return the address of an experiment's runs in a view, without the host."""
     mode = "&compareRunsMode=CHART" if charts else ""
     return f"#/experiments/{experiment}/runs?viewStateShareKey={view}&{TRAINING_PAGE}{mode}"
 
