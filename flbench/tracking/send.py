@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from flbench.core import files
@@ -299,20 +298,15 @@ class Sender:
 
     def _try(self, run: _Run, file: File) -> Trouble | None:
         """Send a file, and return why it was not stored; None if it was, or is gone."""
-        folder, _, name = file.name.rpartition("/")
-        with TemporaryDirectory() as place:
-            path = file.content if isinstance(file.content, Path) else Path(place) / name
-            if isinstance(file.content, bytes):
-                path.write_bytes(file.content)
-            files.check_no_link(path)
-            if not path.is_file():
-                return None
-            is_large = path.stat().st_size > SMALL_FILE
-            try:
-                with store.settings({store.TIMEOUT_VARIABLE: UPLOAD_SECONDS} if is_large else {}):
-                    self._client.log_artifact(run.id, str(path), folder or None)
-            except Exception as error:  # noqa: BLE001  # any client of a file store
-                return errors.explain(error)
+        files.check_no_link(file.path)
+        if not file.path.is_file():
+            return None
+        folder, is_large = file.name.rpartition("/")[0], file.path.stat().st_size > SMALL_FILE
+        try:
+            with store.settings({store.TIMEOUT_VARIABLE: UPLOAD_SECONDS} if is_large else {}):
+                self._client.log_artifact(run.id, str(file.path), folder or None)
+        except Exception as error:  # noqa: BLE001  # any client of a file store
+            return errors.explain(error)
         return None
 
 

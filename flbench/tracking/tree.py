@@ -203,8 +203,6 @@ def _training(folder: Path, versions: object, is_over: bool, metric: str, deploy
         if is_over:
             files.add(folder, artifacts.OF_RESULTS)
             files.add_checkpoints(folder)
-            with _keeping(errors):
-                files.add_shown(folder / f"{name}.csv" for name in artifacts.SHOWN_OF_RUN)
     started, ended = _times(folder, provenance, errors)
     node = Node(
         *("", "", "run", started, None),
@@ -446,9 +444,6 @@ class _Campaign:
         if self._unfinished != "RUNNING":  # the report is written at the end
             shared = _shared(cells)
             files.add(self._folder, artifacts.OF_CAMPAIGN)
-            shown = (self._folder / f"tables/{name}.csv" for name in artifacts.SHOWN_OF_CAMPAIGN)
-            with _keeping(self._errors):
-                files.add_shown(shown)
             if report.get("answer"):
                 # MLflow's page of the run shows the answer as its description.
                 tags["mlflow.note.content"] = shortened(report["answer"], 4000)

@@ -308,7 +308,7 @@ def test_sync_refuses_a_folder_that_is_being_mirrored(finished, tmp_path, capsys
         ("provenance.json", '{"started": "early"}'),
         ("summary.json", "{"),
         ("summary.json", '{"last": {}}'),
-        ("clients.csv", ""),
+        ("per_class.csv", ""),
     ],
 )
 def test_damaged_file_is_an_error_without_a_traceback(finished, tmp_path, capsys, name, text, uri):

@@ -143,8 +143,7 @@ def test_comparison_has_report_tables_design_and_hashes(store, whole, trained):
     root, cell = whole[""], whole["cells/local-digits-seed1"]
 
     assert artifacts(store, root) >= {
-        *("report.html", "report.md", "report.json", "comparison.json", "leaderboard.json"),
-        *("pairs.json", "classes.json", "clients.json"),
+        *("report.html", "report.md", "report.json", "comparison.json"),
     }
     assert artifacts(store, root, "tables") >= {f"tables/{name}.csv" for name in report.FRAMES}
     assert artifacts(store, root, "pictures") == {"pictures/leaders.svg"}
@@ -154,7 +153,7 @@ def test_comparison_has_report_tables_design_and_hashes(store, whole, trained):
     assert root.data.tags["mlflow.note.content"] == " ".join(answer)
     data = json.loads((trained / "cells/local-digits-seed1/partition.json").read_text())["data"]
     assert root.data.tags["flbench.data"] == cell.data.tags["flbench.data"] == data
-    assert artifacts(store, cell) >= {"per_class.json", "clients.json", "config.yaml"}
+    assert artifacts(store, cell) >= {"per_class.csv", "clients.csv", "config.yaml"}
 
 
 def test_data_sets_of_a_comparison_are_its_inputs_once_each(store, copied):

@@ -186,7 +186,7 @@ def test_final_training_is_a_whole_run(whole):
     key = "cells/local_tuned-digits-seed2"
     found = whole.by_key[key]
 
-    assert artifacts(whole, key) >= {"summary.json", "per_class.json", "checkpoints"}
+    assert artifacts(whole, key) >= {"summary.json", "per_class.csv", "checkpoints"}
     assert found.data.tags["method"] == "local tuned"
     assert {"accuracy", "test/accuracy"} <= set(found.data.metrics)
     own = json.loads((whole.path / key / "partition.json").read_text())
