@@ -149,6 +149,16 @@ def _no_pictures_in_pages():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _few_permutations():
+    """Fit few forests to permuted scores for a page of a study: each takes a tenth of a second."""
+    from flbench.tuning import importance
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importance, "PERMUTATIONS", 3)
+        yield
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
     """The folder of a finished run. Tests must copy it before they write to it."""

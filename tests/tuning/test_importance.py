@@ -11,6 +11,11 @@ from tests.tuning.studies import DEFAULTS, SPACE, begin, evaluated, trial
 pytestmark = needs("optuna")
 
 
+@pytest.fixture(autouse=True)
+def _permutations(monkeypatch):
+    monkeypatch.setattr("flbench.tuning.importance.PERMUTATIONS", 39)
+
+
 def found(path, params, score, trials=24, space=SPACE):
     """Return the importances of a study whose trials' parameters and scores are given."""
     study = begin(path / "study", "hfcd", space=space)
