@@ -18,7 +18,7 @@ test: $(VENV)/installed
 
 # What users do, from the command to the numbers, and the commands of the README.
 uses: $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) -m "not docs" tests/uses
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not docs" tests/uses
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
