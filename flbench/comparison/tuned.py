@@ -15,6 +15,7 @@ from flbench.jobs.samples import LoadedSamples
 from flbench.results import reading, study_folder
 from flbench.results.differences import SECTIONS, WITHOUT, text_of
 from flbench.results.study_folder import PERSONAL, StoredStudy, Trial
+from flbench.tuning.request import NAMING
 
 COMPARED: Final = (*SECTIONS, "algorithm.", "engine.precision")
 SEARCHED_BY: Final = "accuracy"  # the metric that a comparison ranks by, unless its report is asked
@@ -43,6 +44,9 @@ def with_best(design: Design, path: Path) -> Design:
             f" {', '.join(study.methods)}. Leave it out, or name methods that it has tuned."
         )
     base, given = design.base, design.base.origins
+    named = {*base, *design.grid, *(key for one in design.data for key in one.layer)}
+    if not NAMING & named:  # the study was on the data of studies that name none
+        base = merge([from_values(study.header.setting, f"default of {path}"), base])
     if "seed" not in given:  # it determines the seed of the partition, too
         seed, partition = _search_seeds(study)
         after = {"seed": seed + 1, "partition.seed": partition + 1}

@@ -5,7 +5,7 @@ read while `flbench tune` is still writing it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from math import inf, isfinite
 from pathlib import Path
@@ -89,6 +89,7 @@ class Header:
             partition, or `training`.
         validation: Number of validation samples of all clients, for metrics of rare classes of
             these classes alone; 0 if it is not known.
+        setting: Keys of the setting that the study has because the user named no data.
     """
 
     id: Name
@@ -109,6 +110,7 @@ class Header:
     deployment: Name = PERSONAL
     vary: Name = "both"
     validation: Count = 0
+    setting: Params = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

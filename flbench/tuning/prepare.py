@@ -24,7 +24,15 @@ from flbench.metrics import names as metric_names
 from flbench.metrics.classes import rare_classes
 from flbench.tuning import deployments, library
 from flbench.tuning.proposals import Proposals
-from flbench.tuning.request import TuneRequest, check, check_metric, resources_of, with_defaults
+from flbench.tuning.request import (
+    LONG_TAIL,
+    ORIGIN,
+    TuneRequest,
+    check,
+    check_metric,
+    resources_of,
+    with_defaults,
+)
 from flbench.tuning.search_space import Space, parse
 from flbench.tuning.study import StudyFolder, now
 from flbench.workers.nesting import is_elsewhere
@@ -314,8 +322,10 @@ def _validation_samples(federation: Federation, config: Config, metric: str) -> 
 def _described(prepared: PreparedStudy) -> dict[str, Any]:
     """Return the content of study.json without its id and command."""
     request, config = prepared.request, prepared.config
+    places = prepared.origins[request.methods[0]]
     return {
         "created": now(),
+        "setting": {key: LONG_TAIL[key] for key in LONG_TAIL if places.get(key) == ORIGIN},
         "dataset": prepared.federation.dataset.name,
         "scheme": config.partition.title,
         "partition_hash": prepared.federation.partition.hash(),

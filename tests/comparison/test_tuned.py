@@ -16,6 +16,7 @@ from flbench.comparison.tuned import with_best
 from flbench.config.sources import from_overrides, from_values, merge
 from flbench.core.errors import ConfigError
 from flbench.jobs.samples import LoadedSamples
+from flbench.tuning.request import LONG_TAIL
 from tests.support import SMALL, run, write_npz
 from tests.tuning import studies
 
@@ -117,6 +118,26 @@ def test_repetitions_begin_after_the_search_unless_a_seed_is_given(study, given,
 
     config = with_best(asked, study).cells()[0].config
     assert (config.seed, config.partition_seed) == seeds
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, (0.1, 0.5, 30)),
+        ({"partition.alpha": 0.2, "train.rounds": 7}, (0.1, 0.2, 7)),
+        ({"data.name": "digits"}, (1.0, 0.1, 100)),
+    ],
+)
+@pytest.mark.slow
+def test_default_data_of_a_study_are_those_of_its_comparison(study, tmp_path, given, wanted):
+    shutil.copytree(study, tmp_path / "study")
+    tree = json.loads((study / "study.json").read_text())
+    studies.write(tmp_path / "study" / "study.json", tree | {"setting": LONG_TAIL})
+    asked = Design.of(comparing.methods_of("fedavg", "test"), [from_values(given, "test")])
+
+    config = with_best(asked, tmp_path / "study").cells()[0].config
+
+    assert (config.data.imbalance, config.partition.alpha, config.train.rounds) == wanted
 
 
 @pytest.mark.slow
