@@ -171,10 +171,14 @@ def test_figures_on_the_common_test_set_right_after_training_are_the_cohorts(tmp
         assert summary["last"]["test"][f"{name}@local"] == local[3]
 
 
-def test_local_only_is_the_same_on_the_common_test_set_before_and_after_aggregation(tmp_path):
+def test_local_only_is_the_same_before_and_after_aggregation(tmp_path):
     """All clients participate and nothing is aggregated."""
-    path, _ = run(tmp_path, "algorithm=local", "evaluation.common.every=2")
+    keys = ("algorithm=local", "model.name=lenet5", "evaluation.common.every=2")
+    path, _ = run(tmp_path, *keys)
 
+    assert metric_by_round(path, "test", "personal@local", "accuracy") == metric_by_round(
+        path, "test", "personal", "accuracy"
+    )
     for name in ("pm_v", "pm_l", "personal"):
         for metric in ("accuracy", "client_std"):
             local = metric_by_round(path, "common", f"{name}@local", metric)
@@ -462,7 +466,7 @@ def test_default_period_gives_ten_evaluations_and_the_same_weights(tmp_path):
     assert default["weights_digest"] == rarely["weights_digest"]
 
 
-def test_resume_of_a_finished_run_changes_nothing(tmp_path):
+def test_resume_of_a_finished_run_changes_nothing_and_refuses_changes(tmp_path):
     path, _ = run(tmp_path, "algorithm=local")
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     silent = Silent()
@@ -470,36 +474,40 @@ def test_resume_of_a_finished_run_changes_nothing(tmp_path):
     lifecycle.resume(path, Layer({}), [silent])
 
     assert "is finished" in silent.notes[0]
+    for change, key in (("train.rounds=20", "train.rounds"), ("output.dir=other", "output.dir")):
+        with pytest.raises(ConfigError, match=f"`{key}` was"):
+            lifecycle.resume(path, from_overrides([change]))
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
 @pytest.fixture(scope="module")
-def whole_folder(tmp_path_factory):
-    return unfinished(tmp_path_factory.mktemp("interrupted"))
+def interrupted(tmp_path_factory) -> Path:
+    """The folder of a run that was interrupted after two rounds."""
+    return interrupted_run(tmp_path_factory.mktemp("interrupted"), "algorithm=fedavg")
 
 
-def unfinished(tmp_path) -> Path:
-    return interrupted_run(tmp_path / "runs", "algorithm=fedavg")
+@pytest.fixture
+def unfinished(tmp_path, interrupted) -> Path:
+    """A copy of it, which the test may write to."""
+    return shutil.copytree(interrupted, tmp_path / "runs" / "digits" / interrupted.name)
 
 
-def test_resume_without_a_checkpoint_starts_from_the_beginning_with_a_note(tmp_path):
+def test_resume_without_a_checkpoint_starts_from_the_beginning_with_a_note(tmp_path, unfinished):
     _, summary = run(tmp_path / "a", "algorithm=fedavg")
-    folder = unfinished(tmp_path)
-    shutil.rmtree(folder / "checkpoints")
+    shutil.rmtree(unfinished / "checkpoints")
     silent = Silent()
 
-    lifecycle.resume(folder, Layer({}), [silent])
+    lifecycle.resume(unfinished, Layer({}), [silent])
 
     assert any("starts from the beginning" in note for note in silent.notes)
-    assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
+    assert summary_of(unfinished)["weights_digest"] == summary["weights_digest"]
 
 
-def test_resume_refuses_to_change_what_decides_results(tmp_path):
-    folder = unfinished(tmp_path)
+def test_resume_refuses_to_change_what_decides_results(unfinished):
 
     with pytest.raises(ConfigError, match=r"`train.rounds` was 3 .* cannot become 9"):
-        lifecycle.resume(folder, from_overrides(["train.rounds=9"]))
-    lifecycle.resume(folder, from_overrides(["output.checkpoint_every=1"]))
+        lifecycle.resume(unfinished, from_overrides(["train.rounds=9"]))
+    lifecycle.resume(unfinished, from_overrides(["output.checkpoint_every=1"]))
 
 
 def test_resume_writes_through_no_link_of_the_folder(tmp_path):
@@ -542,24 +550,22 @@ def test_resume_joins_no_foreign_cluster_that_the_folder_names(tmp_path, monkeyp
     assert joined == ["a:1"]
 
 
-def test_resume_refuses_a_checkpoint_of_another_configuration(tmp_path):
-    folder = unfinished(tmp_path)
-    text = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 4"))
+def test_resume_refuses_a_checkpoint_of_another_configuration(unfinished):
+    text = (unfinished / "config.yaml").read_text()
+    (unfinished / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 4"))
 
     with pytest.raises(DataError, match="belongs to another configuration"):
-        lifecycle.resume(folder, Layer({}))
+        lifecycle.resume(unfinished, Layer({}))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
-def test_resume_refuses_a_damaged_checkpoint(tmp_path, damage):
-    folder = unfinished(tmp_path)
-    file = folder / "checkpoints" / "last.safetensors"
+def test_resume_refuses_a_damaged_checkpoint(damage, unfinished):
+    file = unfinished / "checkpoints" / "last.safetensors"
     content = {"truncated": file.read_bytes()[:900], "text": b"hello", "empty": b""}[damage]
     file.write_bytes(content)
 
     with pytest.raises(DataError, match="cannot be read"):
-        lifecycle.resume(folder, Layer({}))
+        lifecycle.resume(unfinished, Layer({}))
 
 
 @pytest.mark.parametrize(
@@ -576,20 +582,18 @@ def test_resume_refuses_a_damaged_checkpoint(tmp_path, damage):
     ],
     ids=str,
 )
-def test_resume_names_a_checkpoint_whose_metadata_were_edited(change, tmp_path, whole_folder):
-    folder = shutil.copytree(whole_folder, tmp_path / "copy")
-    file = folder / "checkpoints" / "last.safetensors"
+def test_resume_names_a_checkpoint_whose_metadata_were_edited(change, unfinished):
+    file = unfinished / "checkpoints" / "last.safetensors"
     with safe_open(file, framework="pt") as stored:
         metadata = stored.metadata() | change
     save_file(load_file(file), file, metadata)
 
     with pytest.raises(DataError, match=r"last\.safetensors cannot be read"):
-        lifecycle.resume(folder, Layer({}))
+        lifecycle.resume(unfinished, Layer({}))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, None], ids=["disk", "memory"])
-def test_no_checkpoint_is_called_damaged_for_want_of_memory_or_disk(code, tmp_path, monkeypatch):
-    folder = unfinished(tmp_path)
+def test_no_checkpoint_is_called_damaged_for_want_of_memory_or_disk(code, monkeypatch, unfinished):
 
     def fail(*given):
         raise OSError(code, "full") if code else RuntimeError("can't allocate memory")
@@ -599,11 +603,11 @@ def test_no_checkpoint_is_called_damaged_for_want_of_memory_or_disk(code, tmp_pa
     else:
         monkeypatch.setattr(row_files, "read", fail)
     with pytest.raises(OSError if code else RuntimeError):
-        lifecycle.resume(folder, Layer({}))
+        lifecycle.resume(unfinished, Layer({}))
 
 
-def test_show_prints_the_metrics_of_an_unfinished_run(tmp_path):
-    found = reading.read(unfinished(tmp_path))
+def test_show_prints_the_metrics_of_an_unfinished_run(unfinished):
+    found = reading.read(unfinished)
 
     assert not found.finished
     assert found.summary["last"]["round"] in (0, 2)
@@ -633,8 +637,8 @@ def test_seconds_include_checkpoints_and_tables(tmp_path, monkeypatch):
     assert spent - 0.002 <= seconds["total"] <= time.perf_counter() - begin
 
 
-def test_two_processes_cannot_write_to_one_folder(tmp_path):
-    folder = RunFolder.reopen(unfinished(tmp_path))
+def test_two_processes_cannot_write_to_one_folder(unfinished):
+    folder = RunFolder.reopen(unfinished)
     try:
         with pytest.raises(UserError, match="another process"):
             lifecycle.resume(folder.path, Layer({}))
@@ -703,7 +707,7 @@ def test_one_thread_is_the_default_on_every_machine(monkeypatch, engine):
     assert with_device(config_of("engine.threads=2").engine).threads == 2
 
 
-def test_resume_refuses_other_samples_with_the_same_labels(tmp_path):
+def test_resume_refuses_other_samples_with_the_same_labels_and_other_data(tmp_path):
     data = write_npz(tmp_path / "x.npz")
     folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg", f"data.path={data}")
     with np.load(data) as arrays:
@@ -712,6 +716,9 @@ def test_resume_refuses_other_samples_with_the_same_labels(tmp_path):
     np.savez(data, **changed)
 
     with pytest.raises(DataError, match=r"data .* differ from those that .*Restore"):
+        lifecycle.resume(folder, Layer({}))
+    write_npz(data, n=124)
+    with pytest.raises(DataError, match="differ from those that"):
         lifecycle.resume(folder, Layer({}))
 
 
@@ -819,13 +826,12 @@ def test_show_of_a_damaged_run_is_one_message(tmp_path):
         reading.read(path)
 
 
-def test_resume_finds_data_that_moved(tmp_path):
+def test_resume_finds_data_that_moved(tmp_path, unfinished):
     _, summary = run(tmp_path / "a", "algorithm=fedavg")
-    folder = unfinished(tmp_path)
 
-    lifecycle.resume(folder, from_overrides(["data.root=/elsewhere"]))
+    lifecycle.resume(unfinished, from_overrides(["data.root=/elsewhere"]))
 
-    assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
+    assert summary_of(unfinished)["weights_digest"] == summary["weights_digest"]
 
 
 def test_dropped_statistics_make_no_global_model(tmp_path):
@@ -873,36 +879,10 @@ def test_a_metric_of_the_server_is_a_number(tmp_path, monkeypatch, value):
         run(tmp_path, "algorithm=valued", "train.rounds=1")
 
 
-def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
-    data = write_npz(tmp_path / "x.npz")
-    folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg", f"data.path={data}")
-    write_npz(data, n=124)
-
-    with pytest.raises(DataError, match="differ from those that"):
-        lifecycle.resume(folder, Layer({}))
-
-
-def test_local_only_evaluated_right_after_training_equals_evaluated_after_aggregation(tmp_path):
-    path, _ = run(tmp_path, "algorithm=local", "model.name=lenet5")
-
-    assert metric_by_round(path, "test", "personal@local", "accuracy") == metric_by_round(
-        path, "test", "personal", "accuracy"
-    )
-
-
 def test_merged_pool_has_no_common_metrics(tmp_path):
     path, _ = run(tmp_path, "algorithm=fedavg", "partition.pool=merged")
 
     assert not [row for row in rows(path) if row["split"] == "common"]
-
-
-def test_resume_of_a_finished_run_refuses_changes_too(tmp_path):
-    path, _ = run(tmp_path, "algorithm=local")
-
-    with pytest.raises(ConfigError, match=r"`train.rounds` was 3"):
-        lifecycle.resume(path, from_overrides(["train.rounds=20"]))
-    with pytest.raises(ConfigError, match=r"`output.dir` was"):
-        lifecycle.resume(path, from_overrides(["output.dir=elsewhere"]))
 
 
 def test_resume_keeps_the_period_in_the_folder(tmp_path):
