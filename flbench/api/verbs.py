@@ -187,9 +187,12 @@ def tune(
     parameters are then compared in the same folder, as by `fl.compare`, over other seeds and
     partitions, and only these trainings are evaluated on the test parts.
 
-    The sections of the configuration are given as to `fl.run`. An interrupt keeps the trials that
-    have ended, and raises KeyboardInterrupt, whose message names the call of `fl.resume` that
-    continues the study.
+    The sections of the configuration are given as to `fl.run`. If neither data nor a scheme of the
+    partition are given, the study has digits with rare classes and 30 rounds, where
+    hyper-parameters and methods differ.
+
+    An interrupt keeps the trials that have ended, and raises KeyboardInterrupt, whose message names
+    the call of `fl.resume` that continues the study.
 
     Args:
         methods: Names of the methods, import paths `package.module:Class`, or classes of your own.
