@@ -71,7 +71,7 @@ def option(
     more = {"show_default": False, **more}
     if complete:
         more["autocompletion"] = completing(complete)
-    return typer.Option(name, metavar=metavar, help=about, **more)
+    return typer.Option(name, metavar=metavar or " ", help=about, **more)  # otherwise `<bool>`
 
 
 def of_verbs(declared: Sequence[Any], own: Sequence[str]) -> dict[str, Parameter]:
@@ -143,7 +143,7 @@ def _option(argument: Argument, options: Collection[str]) -> Any:
     name, kind = f"--{_hyphened(argument.name)}", _type(argument)
     about = for_command(argument.about, options)
     if kind is bool:
-        return Annotated[bool, typer.Option(name, help=about)]
+        return Annotated[bool, typer.Option(name, metavar=" ", help=about)]
     several = argument.name in SEVERAL
     values = re.findall(r"'(\w+)'", str(argument.kind)) if "Literal" in str(argument.kind) else []
     taken: Any = list[kind] if several else kind  # type: ignore[valid-type]

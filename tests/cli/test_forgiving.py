@@ -68,7 +68,9 @@ def test_help_lists_every_short_form_with_its_key(flbench):
 
 def test_help_fills_the_lines_of_each_paragraph(flbench, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    text = flbench("tune", "--help")[1].partition("\n\u256d")[0]
+    text = flbench("tune", "--help")[1]
+    assert text.count("<bool>") <= 1  # of `--help`, which Typer adds
+    text = text.partition("\n\u256d")[0]
     paragraphs = [one.split("\n") for one in re.split(r"\n *\n", text.strip())]
     for lines in paragraphs:
         for line, after in pairwise(map(str.strip, lines)):
