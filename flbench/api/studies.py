@@ -76,10 +76,10 @@ class Study:
         Columns: `method` str; `trial` int64, its number; `state` str, `finished`, `stopped` (by the
         scheduler), `running`, `diverged` or `failed`; `score` float64, the validation metric at the
         last evaluation; `loss` float64, the validation loss after the last round, which decides
-        between equal scores; `round` and `rounds` int64, those done and those asked for; `seconds`
-        float64; `winner` bool, whether it is the best of its method; a column for each
-        hyper-parameter by its dotted key, missing where the method does not have it; `attempts`
-        int64; `reason` str, why it failed.
+        between equal scores; `round` and `rounds` int64, those done and those asked for; `steps`
+        float64, those of the optimizers; `seconds` float64; `winner` bool, whether it is the best
+        of its method; a column for each hyper-parameter by its dotted key, missing where the method
+        does not have it; `attempts` int64; `reason` str, why it failed.
         """
         return self.report.trials
 
@@ -208,7 +208,7 @@ class Study:
         header = self._study.header
         return (
             f"<Study of {', '.join(self.methods)} on {header.dataset}: {len(self._study.trials)} of"
-            f" {header.trials * len(self.methods)} trials; {self.path}>"
+            f" {sum(map(header.trials_of, self.methods))} trials; {self.path}>"
         )
 
     def _repr_html_(self) -> str:

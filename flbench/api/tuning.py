@@ -40,7 +40,7 @@ RESOURCES: Final = ("jobs", "gpus_per_trial", "retries", "address")
 """Arguments of `tune` that may change when a study is resumed."""
 PATHS: Final = ("space", "out")
 OPTIONS: Final = (
-    *("trials", "seeds", "vary", "search", "scheduler", "metric", "deployment"),
+    *("trials", "equal", "seeds", "vary", "search", "scheduler", "metric", "deployment"),
     *(*RESOURCES, *PATHS),
 )
 """Arguments of `tune` that are not of the configuration."""
@@ -221,20 +221,19 @@ def _carry_out(
         named_by: Who names the address of MLflow's store.
         driver: Driver of the cluster for the search; None if its trials have ended.
     """
-    from flbench.tuning import search
+    from flbench.tuning import cost, search
 
     def report() -> None:
         studies.report_of(path).write(path)
 
-    request, path = prepared.request, folder.path
+    path = folder.path
     ending = campaigns.Ending(path)
     with campaigns.mirrored(folder, prepared.config, caller, named_by, report) as mirrors:
         if driver is not None:
             caller.tell(
                 [
-                    f"{path}: {request.trials} trials of {prepared.config.train.rounds} rounds for"
-                    f" each of {', '.join(request.methods)}, {prepared.resources.concurrent} at"
-                    " once."
+                    f"{path}: {cost.shared(prepared.trials)}, {prepared.config.train.rounds} rounds"
+                    f" each, {prepared.resources.concurrent} at once."
                 ]
             )
             search.carry_out(driver, folder, prepared, shown=caller.shown)

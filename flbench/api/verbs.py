@@ -166,6 +166,7 @@ def tune(
     methods: str | type | Sequence[str | type],
     *,
     trials: int | None = None,
+    equal: Literal["trials", "steps"] | None = None,
     space: AnyPath | None = None,
     search: Literal["random", "grid", "optuna"] | None = None,
     scheduler: Literal["asha", "none"] | None = None,
@@ -197,6 +198,9 @@ def tune(
     Args:
         methods: Names of the methods, import paths `package.module:Class`, or classes of your own.
         trials: Trials of each method, the one with default parameters included (default 16).
+        equal: What the searches of all methods have in common: the number of `trials` (default), or
+            the optimizer `steps`: if a trial takes twice the steps of the cheapest method's, there
+            are half the trials.
         space: Search space of one method, or a folder with METHOD.yaml (default: built in).
         search: How parameters are proposed (default `random`).
         scheduler: `asha` (default) stops trials that fall behind; `none` trains every trial to the

@@ -57,11 +57,16 @@ class MethodEntry:
         space: File of the method's search space, or "built in".
         defaults: Default hyper-parameters by their dotted paths.
         space_tree: Search space as a dict, with the keys of its YAML file.
+        trials: Number of its trials; None for that of the header.
+        steps: Optimizer steps of a whole trial with default hyper-parameters; None if they were not
+            counted.
     """
 
     space: Text
     defaults: Params
     space_tree: Mapping[str, Any]
+    trials: Count | None = None
+    steps: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,8 @@ class Header:
         metric: Validation metric that scores a trial; larger is better.
         search: How hyper-parameters are proposed: random, grid or optuna.
         scheduler: What stops trials early: asha or none.
-        trials: Number of trials of each method, the one with default hyper-parameters included.
+        trials: Number of trials of each method, the one with default hyper-parameters included;
+            with equal steps, that of the method whose trials take the fewest.
         rounds: Number of rounds of a trial that is not stopped early.
         seeds: Number of repetitions of the default and of the best parameters of each method.
         git_revision: Commit of the code; None outside a Git checkout.
@@ -90,6 +96,7 @@ class Header:
         validation: Number of validation samples of all clients, for metrics of rare classes of
             these classes alone; 0 if it is not known.
         setting: Keys of the setting that the study has because the user named no data.
+        equal: What the searches of all methods have the same number of: trials or steps.
     """
 
     id: Name
@@ -111,6 +118,11 @@ class Header:
     vary: Name = "both"
     validation: Count = 0
     setting: Params = field(default_factory=dict)
+    equal: Name = "trials"
+
+    def trials_of(self, method: str) -> int:
+        """Return the number of trials of a method."""
+        return self.methods[method].trials or self.trials
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,7 @@ class Trial:
         ended: ISO time at which the trial ended; None while it runs.
         attempts: Number of times that the trial was begun; more than 1 after a worker failed.
         node: Machine of the Ray cluster that trained the trial.
+        steps: Optimizer steps until the last evaluation; None before the first.
         loss: Validation loss, the mean of -log p of the true class, at the last evaluation; None
             before the last round, unless `evaluation.probabilities` is set.
     """
@@ -152,6 +165,7 @@ class Trial:
     attempts: Count = 1
     node: Name | None = None
     loss: Score = None
+    steps: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -187,7 +201,7 @@ class StoredStudy:
     def is_searched(self) -> bool:
         """Whether all trials of all methods have ended."""
         ended = sum(trial.state != "running" for trial in self.trials)
-        return ended >= len(self.methods) * self.header.trials
+        return ended >= sum(map(self.header.trials_of, self.methods))
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial | None:

@@ -1,5 +1,6 @@
 """What a study will train and what it will cost, said before it starts."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -25,13 +26,27 @@ class Plan(NamedTuple):
     sentences: list[str]
 
 
+def shared(trials: Mapping[str, int]) -> str:
+    """Return the numbers of trials in words.
+
+    >>> shared({"fedavg": 8, "ft": 8}), shared({"fedavg": 8, "ditto": 4})
+    ('8 trials for each of fedavg, ft', '8 trials of fedavg, 4 of ditto')
+    """
+    names, counts = list(trials), list(trials.values())
+    if len(set(counts)) == 1:
+        return f"{counts[0]} trials for each of {', '.join(names)}"
+    first, *others = (f"{count} of {name}" for name, count in trials.items())
+    return ", ".join([first.replace(" of ", " trials of ", 1), *others])
+
+
 def measure(prepared: PreparedStudy) -> Plan:
     """Return the plan of a study, and its estimated cost; see `jobs.estimate.measure`.
 
     ASHA is taken to let `CONTINUED` of the trials go on, and other than default parameters to win.
     """
     request, config = prepared.request, prepared.config
-    trials, seeds, rounds = request.trials, request.seeds, config.train.rounds
+    trials, seeds, rounds = prepared.trials, request.seeds, config.train.rounds
+    search = sum(trials.values())
     jobs = [Job(name, name, "", "", 0, mine, {}) for name, mine in prepared.configs.items()]
     every, is_halved = config.evaluation_period, request.scheduler == "asha"
     grace = {name: grace_of(name, rounds, every) for name in request.methods if is_halved}
@@ -39,25 +54,26 @@ def measure(prepared: PreparedStudy) -> Plan:
     for job in jobs:
         share = grace.get(job.method, rounds) / rounds
         others = share + (1 - share) * CONTINUED
-        left += [(job, one) for one in [1.0, *[others] * (trials - 1), *[1.0] * 2 * seeds]]
+        each = [1.0, *[others] * (trials[job.method] - 1), *[1.0] * 2 * seeds]
+        left += [(job, one) for one in each]
     cost = estimate.measure(jobs, left, lambda job: prepared.federation, prepared.resources)
     # The search is in Ray, also without GPUs, and has a report beside that of the comparison.
     cost = replace(cost, total=cost.total + WORKERS + REPORT)
     cells = [len(jobs) * seeds, 2 * len(jobs) * seeds]
     tree = {
         "methods": list(request.methods),
-        "trials": trials,
+        "trials": request.trials,
+        "trials_of": trials,
         "rounds": rounds,
         "seeds": seeds,
         "vary": request.vary,
-        "trainings": {"search": len(jobs) * trials, "cells": cells},
+        "trainings": {"search": search, "cells": cells},
         "jobs": cost.at_once,
         "asha_stops_from_round": grace,
         **cost.tree(),
     }
     said = [
-        f"plan: {trials} trials for each of {', '.join(request.methods)} ({len(jobs) * trials}"
-        f" trainings of at most {rounds} rounds)"
+        f"plan: {shared(trials)} ({search} trainings of at most {rounds} rounds)"
         + (
             f", then the default and the best parameters with {seeds} repetitions each ({cells[0]}"
             f" to {cells[1]} cells of {rounds} rounds)."
@@ -69,6 +85,14 @@ def measure(prepared: PreparedStudy) -> Plan:
     if "data.imbalance" in own:
         values = ", ".join(f"{key}={LONG_TAIL[key]}" for key in own)
         said.append(f"plan: no data are named, so these are digits with rare classes ({values}).")
+    if prepared.steps:
+        totals = [count * prepared.steps[name] for name, count in trials.items()]
+        each_has = ", ".join(f"{name} {count:,}" for name, count in prepared.steps.items())
+        said.append(
+            f"plan: optimizer steps of a whole trial: {each_has}. Without a stop the searches"
+            f" differ by {max(totals) / min(totals) - 1:.1%} in their steps; more --trials are more"
+            " exact."
+        )
     if grace and min(grace.values()) < rounds:
         first = ", ".join(f"{number} ({name})" for name, number in grace.items())
         said.append(

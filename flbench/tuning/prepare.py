@@ -1,8 +1,8 @@
 """Prepares a study from the user's request: all checks run before the first trial starts."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, own_metrics, provenance
 from flbench.experiment.engines import on_this_machine, with_device
+from flbench.jobs import estimate
+from flbench.jobs.job import Job
 from flbench.metrics import names as metric_names
 from flbench.metrics.classes import rare_classes
 from flbench.tuning import deployments, library
@@ -55,6 +57,8 @@ class PreparedStudy:
         resources: Resources that the study may use.
         notes: Notes for the user.
         parcel: Objects of the user that the configurations name.
+        steps: Optimizer steps of a whole trial with default parameters by method, if the searches
+            have equal steps.
     """
 
     request: TuneRequest
@@ -65,6 +69,14 @@ class PreparedStudy:
     resources: Resources
     notes: tuple[str, ...] = ()
     parcel: Parcel = NOTHING
+    steps: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def trials(self) -> dict[str, int]:
+        """Number of trials of each method, whose steps are those of the cheapest, if so asked."""
+        least, most = min(self.steps.values(), default=0), self.request.trials
+        shares = {name: least / max(1, self.steps.get(name, least)) for name in self.configs}
+        return {name: max(1, round(most * one)) if least else most for name, one in shares.items()}
 
     @property
     def config(self) -> Config:
@@ -90,7 +102,7 @@ class PreparedStudy:
                 space,
                 space.defaults(self.configs[method]),
                 seed=self.config.seed,
-                trials=self.request.trials,
+                trials=self.trials[method],
                 batch=self.batch,
             )
             for method, space in self.spaces.items()
@@ -144,6 +156,10 @@ def prepare(
         tuple(dict.fromkeys(notes)),
         parcel,
     )
+    if request.equal == "steps":
+        jobs = [Job(name, name, "", "", 0, mine, {}) for name, mine in configs.items()]
+        cost = estimate.measure(jobs, [], lambda job: federation, resources)
+        prepared = replace(prepared, steps=cost.steps)
     prepared.proposals()  # raises an error if a grid is larger than the budget
     return prepared
 
@@ -307,6 +323,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> PreparedStudy:
         spaces,
         federation,
         resources,
+        steps={name: one["steps"] for name, one in header["methods"].items() if one["steps"]},
     )
 
 
@@ -340,6 +357,8 @@ def _described(prepared: PreparedStudy) -> dict[str, Any]:
                 "space": space.source,
                 "defaults": space.defaults(prepared.configs[method]),
                 "space_tree": space.tree(),
+                "trials": prepared.trials[method],
+                "steps": prepared.steps.get(method),
             }
             for method, space in prepared.spaces.items()
         },

@@ -31,8 +31,12 @@ GAINS: Final = {
     "no claim": "there is no claim about tuning for {}",
 }
 """What the test of the tuned against the default parameters says, by its verdict."""
+BUDGETS: Final = {
+    "trials": "Each method has the same number of trials",
+    "steps": "Each method has about the same optimizer steps: fewer trials if they take more,",
+}
 BUDGET: Final = (
-    "Each method has the same number of trials with the same number of rounds, on the same"
+    "{} with the same number of rounds, on the same"
     " partition and with the same cohorts; a scheduler may stop trials early. Trial 0 has the"
     " default hyper-parameters. Trials are scored on validation parts only, after the last round,"
     " and the best finished trial wins; the validation loss decides between equal scores."
@@ -48,6 +52,7 @@ TRIALS: Final = {
     "loss": "float64",
     "round": "int64",
     "rounds": "int64",
+    "steps": "float64",
     "seconds": "float64",
     "winner": "bool",
     "attempts": "int64",
@@ -79,7 +84,8 @@ class StudyReport:
     def extra(self) -> Extra:
         """What the report has besides the comparison."""
         methods = [Chapter(name, [*self._parts(name)]) for name in self.study.methods]
-        search: list[Part] = [BUDGET, self.facts, self.table, self._progress()]
+        equal = BUDGETS.get(self.study.header.equal, BUDGETS["trials"])
+        search: list[Part] = [BUDGET.format(equal), self.facts, self.table, self._progress()]
         if self.failures:
             search.append(Chapter("Trials that failed or have no score", [self.failures]))
         tree = asdict(self.study.header) | {"notes": self.notes, "failures": self.failures}
@@ -165,9 +171,8 @@ class StudyReport:
         return {
             "data": f"{header.dataset}, {header.scheme}",
             "partition of the search": header.partition_hash or "-",
-            "budget": f"{count(header.trials, 'trial')} of {count(header.rounds, 'round')} for"
-            f" each method, then {count(header.seeds, 'repetition')} of the default and of the best"
-            f" parameters, each with another seed{on}",
+            "budget": f"{self._budget}, then {count(header.seeds, 'repetition')} of the default and"
+            f" of the best parameters, each with another seed{on}",
             "metric": f"{answer.words(header.metric)} of the {models}",
             "search": f"{header.search}, scheduler {header.scheduler}, seed {header.seed}",
             "begun": header.created,
@@ -176,19 +181,26 @@ class StudyReport:
         }
 
     @property
+    def _budget(self) -> str:
+        """Number of trials and rounds of each method, in words."""
+        header = self.study.header
+        of = {name: header.trials_of(name) for name in self.study.methods}
+        trials = f"{count(header.trials, 'trial')} for each method"
+        if len(set(of.values())) > 1:
+            trials = f"trials: {', '.join(f'{n} of {name}' for name, n in of.items())}"
+        return f"{trials}, {count(header.rounds, 'round')} each"
+
+    @property
     def notes(self) -> list[str]:
         """Notes on the search: unfinished trials, unequal budgets, scores that tell nothing."""
         study, notes = self.study, list(self.study.left_out)
         if running := sum(trial.state == "running" for trial in study.trials):
             notes.append(f"Unfinished: {count(running, 'trial')} still running or interrupted.")
         started = Counter(trial.method for trial in study.trials)
-        short = [name for name in study.methods if started[name] < study.header.trials]
+        short = [name for name in study.methods if started[name] < study.header.trials_of(name)]
         if short:
             few = ", ".join(f"{started[name]} of {name}" for name in short)
-            notes.append(
-                f"The budget is not equal yet: of {study.header.trials} trials each, {few} have"
-                " begun."
-            )
+            notes.append(f"The budget is not equal yet: of {self._budget}, {few} have begun.")
         if not study.header.seeds:
             notes.append("No repetitions (`seeds=0`): test parts were not evaluated.")
         return [*notes, self.why_not] if self.why_not else notes
@@ -292,13 +304,15 @@ class StudyReport:
                     "best": None if won is None else won.score,
                     # A column without a trial is left out.
                     **{name: sum(one.state == name for one in mine) or None for name in STATES},
-                    "not begun": max(0, self.study.header.trials - len(mine)) or None,
+                    "not begun": max(0, self.study.header.trials_of(method) - len(mine)) or None,
                     "retried": sum(trial.attempts > 1 for trial in mine) or None,
+                    "trials": len(mine),
                     "rounds": sum(trial.round for trial in mine),
+                    "steps": sum(trial.steps or 0 for trial in mine) or None,
                     "seconds": sum((trial.seconds or {}).get("total", 0.0) for trial in mine),
                 }
             )
-        counts = [*STATES, "not begun", "retried", "rounds"]
+        counts = [*STATES, "not begun", "retried", "trials", "rounds", "steps"]
         return Shown(
             "Trials of the search",
             {
@@ -310,7 +324,7 @@ class StudyReport:
             rows,
             f"Default and best: validation {self.metric} of the default trial and of the best one,"
             " each from one training with the seed of the study; the score of the best of many"
-            " trials is optimistic. Rounds and seconds are sums over all trials.",
+            " trials is optimistic. Rounds, optimizer steps and seconds are sums over all trials.",
         )
 
     def parameters(self, method: str) -> Shown | None:

@@ -21,13 +21,14 @@ from flbench.workers.ray_resources import Resources
 
 Search = Literal["random", "grid", "optuna"]
 Scheduler = Literal["asha", "none"]
+Equal = Literal["trials", "steps"]
 METRICS: Final = (
     *("accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1"),
     *(*metric_names.RARE, "confusable_f1", "worst10_accuracy"),
     *metric_names.RANKING_WITH_MEANS,
 )
 KEPT: Final = (
-    *("trials", "search", "scheduler", "metric", "deployment"),
+    *("trials", "equal", "search", "scheduler", "metric", "deployment"),
     *("seeds", "vary", "gpus", "retries", "address"),
 )
 NO_VARY: Final = {"partition": "Repetitions with one seed of the training support no claim."}
@@ -56,6 +57,7 @@ class TuneRequest:
     methods: tuple[str, ...]
     space: Path | None = None
     trials: int = 16
+    equal: Equal = "trials"
     search: Search = "random"
     scheduler: Scheduler = "asha"
     metric: str = "accuracy"
@@ -107,6 +109,7 @@ def check(request: TuneRequest) -> None:
     for option, value, known in (
         ("search", request.search, get_args(Search)),
         ("scheduler", request.scheduler, get_args(Scheduler)),
+        ("equal", request.equal, get_args(Equal)),
     ):
         if value not in known:
             raise ConfigError(f"`{option}` must be one of {', '.join(known)}, got {value}.")

@@ -73,7 +73,7 @@ ALIKE: Final = 4  # trials with equal scores at the first rung, of which the use
 def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
     """Whether every trial of a study has ended."""
     ended = sum(record["state"] in ENDS for record in folder.records())
-    return ended >= len(prepared.spaces) * prepared.request.trials
+    return ended >= sum(prepared.trials.values())
 
 
 def begin_again(folder: StudyFolder) -> None:
@@ -205,7 +205,7 @@ class TrialProgress(JobProgress):
         self._trials = {
             (method, index): TrialJob(f"{method}/{index:03d}", method, "", "", index, config, {})
             for method, config in prepared.configs.items()
-            for index in range(request.trials)
+            for index in range(prepared.trials[method])
         }
         super().__init__([*self._trials.values()], folder, prepared.resources.kind)
         self._scores: dict[str, dict[int, float]] = {name: {} for name in prepared.configs}
@@ -252,7 +252,7 @@ def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) 
     search = Search(
         folder,
         prepared.proposals(),
-        trials=request.trials,
+        trials=prepared.trials,
         common={"seed": config.seed, "rounds": config.train.rounds},
         progress=progress,
         was_stopped=lambda *one: scheduler is not None and one in scheduler.stopped,
@@ -352,7 +352,7 @@ class Search(Searcher):  # type: ignore[misc]
         folder: StudyFolder,
         proposals: Mapping[str, Proposals],
         *,
-        trials: int,
+        trials: Mapping[str, int],
         common: Record,
         progress: TrialProgress,
         was_stopped: Callable[[str, int], bool] = lambda method, index: False,
@@ -390,7 +390,7 @@ class Search(Searcher):  # type: ignore[misc]
                 self._progress.begin_trial(trial)
                 return {"method": method, "index": index, "params": params}
             ended = sum(record["state"] in ENDS for record in records.values())
-            is_over &= ended == self._each
+            is_over &= ended == self._each[method]
         return str(Searcher.FINISHED) if is_over else None
 
     def on_trial_complete(

@@ -124,7 +124,8 @@ def train(
         found = metrics_at(run.rows, run.round, base.deployment, run.rounds)
         score, loss = found.get(metric), found.get(LOSS)
         seconds = {key: round(value, 3) for key, value in run.seconds.items()}
-        record.update(round=run.round, score=score, loss=loss, seconds=seconds)
+        steps = RunningSummary(list(run.rows)).totals()["steps"]
+        record.update(round=run.round, score=score, loss=loss, seconds=seconds, steps=steps)
         folder.write(record)
         try:
             report(run.round, WORST if score is None else score)

@@ -25,3 +25,14 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, monkeypatch):
     assert plan["memory"]["total"] == plan["memory"]["trial"] > 10**7
     assert plan["asha_stops_from_round"] == {"local": 2, "fedavg": 2}
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_trials_of_equal_steps_are_fewer_if_they_take_more(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    more = ("--trials", "5", "--seeds", "0", "--equal", "steps", "--dry-run")
+
+    plan = document("tune", "fedavg", "ditto", "local", *SMALL, *more)
+
+    assert plan["trials_of"] == {"fedavg": 5, "ditto": 2, "local": 5}
+    assert plan["trainings"] == {"search": 12, "cells": [0, 0]}

@@ -34,8 +34,9 @@ def search_of(study, *methods, trials=2, batch=None, **options):
     ended = []
     proposals = {method: Counting(trials, batch) for method in methods or ["a"]}
     progress = SimpleNamespace(begin_trial=lambda trial: None, end_trial=ended.append)
+    each = dict.fromkeys(proposals, trials)
     made = Search(
-        StudyFolder(study), proposals, trials=trials, common=GIVEN, progress=progress, **options
+        StudyFolder(study), proposals, trials=each, common=GIVEN, progress=progress, **options
     )
     made.ended = ended
     return made
@@ -188,7 +189,7 @@ def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states
             made.say_why(name, reason)
     is_lost = states[0] == "running"
     folder = StudyFolder(tmp_path, "fl.resume('a')")
-    prepared = SimpleNamespace(spaces={"a": None}, request=SimpleNamespace(trials=2))
+    prepared = SimpleNamespace(trials={"a": 2})
 
     assert search.how_to_resume(folder) == ("fl.resume('a')" if is_lost else None)
     search.begin_again(folder)
@@ -404,7 +405,8 @@ def test_trial_whose_driver_died_before_it_could_stop_it_is_stopped():
 def test_progress_names_trials_and_counts_a_stopped_one_as_done(tmp_path, capsys):
     config = SimpleNamespace(train=SimpleNamespace(rounds=10))
     prepared = SimpleNamespace(
-        request=SimpleNamespace(metric="accuracy", deployment="noft", trials=2),
+        request=SimpleNamespace(metric="accuracy", deployment="noft"),
+        trials={"a": 2, "b": 2},
         configs={"a": config, "b": config},
         resources=SimpleNamespace(kind="trial"),
     )
@@ -434,7 +436,8 @@ def test_metric_that_tells_no_trials_apart_is_said_once_during_the_search(
 ):
     config = SimpleNamespace(train=SimpleNamespace(rounds=9), evaluation_period=1)
     prepared = SimpleNamespace(
-        request=SimpleNamespace(metric="rare_recall", deployment="personal", trials=5),
+        request=SimpleNamespace(metric="rare_recall", deployment="personal"),
+        trials={"fedavg": 5},
         configs={"fedavg": config},
         resources=SimpleNamespace(kind="trial"),
     )

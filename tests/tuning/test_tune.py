@@ -243,7 +243,7 @@ def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path
 
     rounds = ("train.rounds=60", "evaluation.every=20", "partition.samples=null")
     process = begin("-c", TWO_NODES, *command, "--jobs", "2", *rounds)
-    wait_for(process, "4 trials of 60 rounds")  # the study's folder is there
+    wait_for(process, "60 rounds each")  # the study's folder is there
     study = study_in(tmp_path / "out")
     killed: list[int] = []
     for name in (once, often, often):
@@ -308,3 +308,26 @@ def test_study_of_another_deployment_is_scored_and_compared_by_it(tmp_path):
     test = of(cell_of(study, "ft"), "noft", "test")
     assert board["ft"] == test
     assert test != of(cell_of(study, "ft"), "personal", "test")
+
+
+def test_searches_at_equal_steps(tmp_path):
+    """Ditto trains two models, so its trials are half as many; the steps are those of the runs."""
+    more = ("--equal", "steps", "--trials", "4", "--seeds", "0", "--jobs", "1")
+    study = tune(tmp_path, "fedavg,ditto", *more, "--scheduler", "none")
+
+    found = fl.load(study)
+    trials = found.trials.groupby("method")
+    assert trials.size().to_dict() == {"fedavg": 4, "ditto": 2}
+    steps = trials["steps"].sum().to_dict()
+    assert steps["fedavg"] == steps["ditto"] > 0
+    for name, record in records(study).items():
+        rows = metrics_file.read(study / name / "metrics.csv")
+        assert record["steps"] == sum(row.value for row in rows if row.metric == "steps")
+    header = json.loads((study / "study.json").read_text())
+    each = {name: (one["trials"], one["steps"]) for name, one in header["methods"].items()}
+    assert each == {"fedavg": (4, steps["fedavg"] / 4), "ditto": (2, steps["ditto"] / 2)}
+    shown = {row["method"]: row for row in found.report.table.rows}
+    assert {name: row["steps"] for name, row in shown.items()} == steps
+    assert not any("not equal yet" in note for note in found.report.notes)
+    assert app.main(["tune", "--resume", str(study)]) == 0
+    assert len(records(study)) == 6
