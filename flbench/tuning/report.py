@@ -344,19 +344,19 @@ class StudyReport:
                 f"{found.shares[axis.path]:.2f} (p = {found.p[axis.path]:.2f})"
                 if axis.path in found.shares
                 else "",
-                edges.get(axis.path, ""),
             )
             for axis in self.axes[method]
         ]
-        headings = ("parameter", "space", "default", "best", "flat", "importance", "")
+        headings = ("parameter", "space", "default", "best", "flat", "importance")
         near = len(self._near(method, self.error(method)))
-        about = (
+        about = [
             f"Flat: the values of the {near} finished trials within a standard error"
             f" ({self.error(method):.4f}) of the best validation {self.metric}."
-        )
+        ] * bool(flat)
+        about += [f"{path} is {warning}." for path, warning in edges.items()]
         return replace(
             render.plain(f"{method}: trial {won.index} won", headings, rows),
-            about=about if flat else "",
+            about=" ".join(about),
         )
 
     def error(self, method: str) -> float:
