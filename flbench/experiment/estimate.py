@@ -27,7 +27,7 @@ PROCESSES: Final = 4.0
 """Seconds until processes of an idle machine have imported PyTorch and begin to train."""
 WORKERS: Final = 12.0
 """The same for workers of Ray, with its servers."""
-MIRROR: Final = 11.0
+MIRROR: Final = 6.0
 """Seconds from the begin of a run until MLflow has a short one."""
 START: Final = 0.5
 """Seconds of a training besides its rounds: building the experiment, writing checkpoints, tables
