@@ -100,12 +100,15 @@ def _tested(main: str, others: Sequence[str], tests: pd.DataFrame) -> list[str]:
     turned = {"better": "worse", "worse": "better"}
     said: dict[str, str] = {}
     gaps: dict[str, float] = {}
+    needed: list[float] = []
     for row in tests.to_dict("records"):
         if main in (row["first"], row["second"]):
             is_first = row["first"] == main
             other, verdict = row["second" if is_first else "first"], row["verdict"]
             said[other] = verdict if is_first else turned.get(verdict, verdict)
             gaps[other] = row["difference"] if row["n"] >= CLAIM_FROM else nan
+            if verdict == "no significant difference":
+                needed.append(row["needed"])
     verdicts = {name: [one for one in others if said.get(one) == name] for name in VERDICTS}
     untested = [one for one in others if said.get(one, "no claim") == "no claim"]
     equal = [one for one in untested if gaps.get(one) == 0]
@@ -116,7 +119,22 @@ def _tested(main: str, others: Sequence[str], tests: pd.DataFrame) -> list[str]:
         f"Equal to {main} in each repetition:": equal,
         f"No test compares {main} with": [one for one in untested if one not in equal],
     }
-    return [f"{text} {_listed(names, len(others))}" for text, names in parts.items() if names]
+    open_, end = f"No significant difference between {main} and", _needed(needed)
+    return [
+        f"{text} {_listed(names, len(others))}{end if text == open_ else ''}"
+        for text, names in parts.items()
+        if names
+    ]
+
+
+def _needed(numbers: Sequence[float]) -> str:
+    """Return how many repetitions would tell methods apart; "" if none of the numbers is known."""
+    known = sorted(number for number in numbers if not np.isnan(number))
+    if not known:
+        return ""
+    more = "" if known[0] == known[-1] else f" to {known[-1]:,.0f}"
+    more = more if len(known) == len(numbers) else " or more"
+    return f"; to see differences of this size, tests would need {known[0]:,.0f}{more} repetitions"
 
 
 def _why_not(comparison: Arrangement, place: str, n: int) -> str:
@@ -160,14 +178,15 @@ def _over_places(comparison: Arrangement, leaderboard: pd.DataFrame, across: Acr
 
 
 def _bytes(comparison: Arrangement, leaderboard: pd.DataFrame, main: str) -> str:
-    """Return what a method sends in all places together, beside the baseline and the cheapest."""
+    """Return what a method sends in all places together, beside few others or the cheapest."""
     groups = leaderboard.groupby("method", sort=False)["bytes"]
     places = groups.count().to_dict()
     sums = {str(name): float(cost) for name, cost in groups.sum().items()}
     costs = {name: cost for name, cost in sums.items() if places[name] == places[main]}
     per = "in a run" if len(comparison.places) == 1 else "with one run in each place"
-    cheapest = min(costs, key=lambda name: (name == main, costs[name]))
-    beside = dict.fromkeys(name for name in (comparison.baseline, cheapest) if name in costs)
+    beside = sorted(costs, key=lambda name: (name == main, costs[name]))
+    if len(beside) > MOST_NAMES:
+        beside = [name for name in dict.fromkeys((comparison.baseline, beside[0])) if name in costs]
     others = [f"{name} {_sent(costs[name])}" for name in beside if name != main]
     return f"{main} sends {_sent(costs[main])} {per}{''.join(f', {one}' for one in others)}."
 

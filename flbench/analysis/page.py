@@ -51,7 +51,7 @@ def about(comparison: Arrangement) -> str:
     if len(set(kinds.values())) > 1:
         varied = "; ".join(f"{one_line(place)}: {VARIED[kind]}" for place, kind in kinds.items())
     return (
-        f"{count} {'repetition' if count == 1 else 'repetitions'} at most: {varied}. All figures"
+        f"{count} {'repetition' if count == 1 else 'repetitions'}: {varied}. All figures"
         f" are test metrics of {comparison.measured}. Intervals have a"
         " confidence level of 95 % and are taken over repetitions, never over the clients of one"
         " run. Bytes are those of all clients and rounds, set-up included; seconds are those of"

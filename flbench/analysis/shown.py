@@ -206,8 +206,8 @@ def _about_leaderboard(
     has_worst = any(name == "worst10_accuracy" for _, name in complete_scores(analysis, place))
     if has_worst and clients["client"].nunique() > 1 and tests < FEW_TESTS:
         yield (
-            f"The accuracy of the worst 10 % of clients is too low: with {tests:.0f} test samples"
-            " of a client, chance chooses the worst."
+            f"The accuracy of the worst 10 % of clients is biased downwards: with {tests:.0f} test"
+            " samples of a client, chance decides which clients are the worst."
         )
 
 
