@@ -116,6 +116,7 @@ def trained(words: str, *more: str) -> tuple[str, float, float]:
         costs.append(over.costs)
     models = list(built.evaluator(print).deployed(state, settings_of(algorithm, state)))
     assert all(value.isfinite().all() for model in models for value in model.values())
+    assert not any(one["diverged"] for one in costs)
     up, down = (sum(one.get(f"{way}_bytes", 0) for one in costs) for way in ("up", "down"))
     return digest(models), up, down
 

@@ -75,7 +75,7 @@ def test_arguments_can_be_lists():
     assert [len(leaf) for leaf in net.parameters() if leaf.ndim == 2] == [8, 4, 10]
 
 
-@pytest.mark.one_of("engine", "name")
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
 @pytest.mark.slow

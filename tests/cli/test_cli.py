@@ -472,6 +472,23 @@ def test_natural_hospitals_train_from_the_command_line(flbench):
     assert float(line[2]) > 0.6
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_full_disk_below_standard_output_is_an_error(buffered):
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "flbench", "--help"],
+            env={**os.environ, "PYTHONUNBUFFERED": buffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert ended.returncode
+    assert os.strerror(errno.ENOSPC) in ended.stderr
+
+
 @pytest.mark.slow
 def test_full_disk_exits_with_1_and_leaves_no_half(flbench, tmp_path, monkeypatch):
     def full(path):

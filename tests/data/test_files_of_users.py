@@ -64,6 +64,7 @@ def tables() -> Iterator[Case]:
 
     comma, semicolon = plain.to_csv(index=False), plain.to_csv(index=False, sep=";", decimal=",")
     yield case("CSV", "plain.csv", comma, values)
+    yield case("an open quote", "quote.csv", comma + '50,"1', None)
     yield case("CSV with a byte order mark", "bom.csv", comma, values, "utf-8-sig")
     yield case("CSV of Windows", "windows.csv", comma.replace("\n", "\r\n"), values)
     yield case("semicolons, decimal commas", "semicolons.csv", semicolon, values)
