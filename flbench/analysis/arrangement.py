@@ -171,11 +171,16 @@ class Arrangement:
             if deployment == PERSONAL
             else f"the deployment `{deployment}`"
         )
-        within = "" if self.work is None else f", among the rounds at equal {AT[self.work]}"
+        within = f", among the rounds{self.at_work}" if self.work else ""
         return (
             f"{models}, at the best round by validation accuracy, or at the last round without"
             f" validation parts{within}"
         )
+
+    @property
+    def at_work(self) -> str:
+        """What titles say of equal work; "" if all of it is compared."""
+        return f" at equal {AT[self.work]}" if self.work else ""
 
     def at(self, place: str, method: str | None = None) -> list[Entry]:
         """Return the entries of a place, of one method or of all, ordered by repetition."""
@@ -271,6 +276,7 @@ def arrange(
             places = [" and ".join(dict.fromkeys(apart.settings[DATA]))] * len(finished)
     entries, more = _entries(apart, places, shown or {})
     entries = [replace(entry, deployment=deployment) for entry in entries]
+    _check_metrics(finished, metric, chosen)
     equal: Sequence[str] = ()
     if at is not None:
         keys = [(one.place, one.repetition, one.method, one.folder) for one in entries]
@@ -278,6 +284,11 @@ def arrange(
         warnings += _about_unknown(entries, read)
         entries = [replace(one, run=run) for one, run in zip(entries, read, strict=True)]
         _check_evaluated(entries, metric)
+    if at == "seconds":
+        warnings.append(
+            "Seconds depend on the machine and on its load, so what is said at equal seconds holds"
+            " for these runs alone."
+        )
     warnings += more + _about_hardware(apart)
     order = list(dict.fromkeys(apart.methods))
     if baseline is not None and baseline not in order:
@@ -285,7 +296,6 @@ def arrange(
             f"the baseline {str(baseline)!r} is not one of the methods: {', '.join(order)}."
             f"{did_you_mean(str(baseline).lower(), order)}"
         )
-    _check_metrics(finished, metric, chosen)
     warnings += _about_missing(entries, order)
     warnings += [*_about_direction(finished, [metric, *chosen]), *notes]
     warnings += _about_rare(finished, chosen)
@@ -596,7 +606,7 @@ def _check_metrics(runs: Sequence[StoredRun], metric: str, others: Sequence[str]
             have = f"It has {', '.join(ranking)}." if ranking else "It has no test metrics."
             near = did_you_mean(metric, ranking)
             raise UserError(f"{run.path} has no test metric `{metric}`.{near} {have}")
-    known = [*dict.fromkeys(name for run in runs for name in run.scores), *PRICES, *RARE]
+    known = dict.fromkeys([*(name for run in runs for name in run.scores), *PRICES, *RARE])
     for name in others:
         if name not in known:
             raise UserError(

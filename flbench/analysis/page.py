@@ -34,7 +34,7 @@ def page_of(analysis: Analysis) -> Page:
 
 def heading(comparison: Arrangement) -> str:
     """Return the title of the report."""
-    where, count = "; ".join(comparison.places), len(comparison.methods)
+    where, count = "; ".join(comparison.places) + comparison.at_work, len(comparison.methods)
     if count == 1:
         return f"{comparison.methods[0]} on {where}"
     if comparison.reference is not None:

@@ -46,6 +46,9 @@ HALF: Final = (
     "with half the width of the 95 % interval, or with its ends where the scale of the score cuts"
     " it"
 )
+OF_SOME: Final = (
+    "Recall and F1 of a class are means over the repetitions with test samples of the class."
+)
 WRITTEN: Final[Mapping[str, Write]] = {"bytes": size, "seconds": tenth, "rounds": "{:g}".format}
 """What writes costs; metrics are scores."""
 
@@ -145,7 +148,7 @@ def leaderboard(analysis: Analysis, place: str) -> Iterator[Shown]:
         return Column(words(name), write, None if name in WRITTEN else narrow)
 
     yield Shown(
-        "Leaderboard",
+        f"Leaderboard{analysis.comparison.at_work}",
         {
             "rank": Column("rank", whole),
             "method": Column("method"),
@@ -234,13 +237,15 @@ def rare(analysis: Analysis, place: str) -> Iterator[Shown]:
         ).items():
             known[method, f"{what} {one}"] = value
     more = f" and {len(rare) - len(names):,} more" if len(rare) > len(names) else ""
+    lacks = rows.loc[rows["recall"].notna(), "n"].nunique() > 1 and own
     yield _by_method(
         "Rare classes",
         ranked(analysis, place),
         columns,
         known,
         f"Rare recall and rare F1 are means over the rare classes ({', '.join(names.values())}"
-        f"{more}); macro F1 is the mean over all classes. Means over repetitions, {HALF}.",
+        f"{more}); macro F1 is the mean over all classes. Means over repetitions, {HALF}."
+        + (f" {OF_SOME} Their mean can differ from rare recall and rare F1." if lacks else ""),
         place,
     )
 
@@ -415,7 +420,7 @@ def classes(analysis: Analysis, place: str) -> Iterator[Shown]:
         " of samples and of clients are means over repetitions too."
     )
     if rows["n"].nunique() > 1:
-        about += " Recall and F1 are means over the repetitions with test samples of the class."
+        about += f" {OF_SOME}"
     columns = {
         "name": Column("class"),
         "train_support": Column("training samples", whole),

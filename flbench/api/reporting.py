@@ -114,6 +114,11 @@ class Comparison:
         return list(self._analysis.answer)
 
     @property
+    def equal(self) -> list[str]:
+        """The first sentences of `answer` at equal work: how much that is, in each place."""
+        return list(self._analysis.comparison.equal)
+
+    @property
     def warnings(self) -> list[str]:
         """Sentences about what limits the comparison."""
         return list(self._analysis.comparison.warnings)

@@ -29,7 +29,8 @@ def report(
     if asked["long"] is not None or not is_study:
         found = verbs.report(list(paths), **asked)
     if not is_study:
-        print_report(found, found.write(out or _folder(paths, is_own=is_own)), as_json=as_json)
+        folder = out or _folder(paths, asked["at"], is_own=is_own)
+        print_report(found, found.write(folder), as_json=as_json)
         return
     from flbench.api import studies
 
@@ -55,20 +56,23 @@ def print_report(found: "Comparison", folder: Path, *, as_json: bool) -> None:
     if as_json:
         console.json(found.tree() | {"path": str(folder)})
         return
+    for sentence in found.equal:
+        console.line(sentence)
     for table in found.shown():
         render.console(table)
-    for sentence in found.answer:
+    for sentence in found.answer[len(found.equal) :]:
         console.line(sentence)
     console.notes(found.warnings)
     console.line(f"report: {folder / 'report.html'}")
 
 
-def _folder(paths: Sequence[Path], *, is_own: bool) -> Path:
+def _folder(paths: Sequence[Path], at: str | None, *, is_own: bool) -> Path:
     """Return the folder of the report if the user names none.
 
     A comparison has a report of its own, whose place a report with further arguments does not take
-    (`is_own` is false).
+    (`is_own` is false). One at equal work has a place for each kind of work.
     """
+    folder = Path(f"{FOLDER}-{at}") if at else FOLDER
     if len(paths) != 1 or not (paths[0] / "comparison.json").is_file():
-        return FOLDER
-    return paths[0] if is_own else paths[0] / FOLDER
+        return folder
+    return paths[0] if is_own else paths[0] / folder

@@ -143,9 +143,12 @@ def check_run_folder(path: Path) -> None:
             f"{path} is a file, not a run folder. Name a folder. Archives of flbench pack are read"
             " by `flbench show` and `flbench report` alone."
         )
-    for file, kind in (("study.json", "study"), ("comparison.json", "comparison")):
-        if (path / file).is_file():
-            raise UserError(f"{path} is a {kind}. Name one of the run folders in it.")
+    for kind, command in (("study", "tune"), ("comparison", "compare")):
+        if (path / f"{kind}.json").is_file():
+            raise UserError(
+                f"{path} is a {kind}. Name one of the run folders in it. `flbench {command}"
+                f" --resume` continues a {kind}."
+            )
     if not (path / "config.yaml").is_file():
         raise UserError(f"{path} is not a run folder: it has no config.yaml.")
 

@@ -97,6 +97,7 @@ def test_scores_are_those_of_a_slow_reference(at, drawn):
         assert {*mine.loc[mine["best"], "round"]} == {best}
         assert {*mine.loc[mine["last"], "round"]} == {last} == {mine["round"].max()}
     assert found.tree()["at"] == at
+    assert found.equal == found.answer[:1]
     assert all(name in found.answer[0] for name in METHODS)
 
 

@@ -138,7 +138,10 @@ def test_comparison_folder_gets_the_report(tmp_path):
     assert app.main(["report", str(tmp_path)]) == 0
     own = (tmp_path / "report.json").read_bytes()
     assert app.main(["report", str(tmp_path), "--metric", "macro_f1"]) == 0
+    assert app.main(["report", str(tmp_path), "--at", "rounds"]) == 0
 
+    equal = json.loads((tmp_path / "report-rounds" / "report.json").read_text())
+    assert equal["at"] == "rounds"
     assert (tmp_path / "report.json").read_bytes() == own
     other = json.loads((tmp_path / "report" / "report.json").read_text())
     assert (json.loads(own)["metric"], other["metric"]) == ("accuracy", "macro_f1")
@@ -180,6 +183,7 @@ def test_study_compares_its_cells(tmp_path):
         (["nowhere"], "nowhere does not exist"),
         (["{}"], "has no run below it"),
         (["{}/a", "--metric", "loss"], "no test metric `loss`"),
+        (["{}/a", "--metric", "loss", "--at", "rounds"], "no test metric `loss`"),
         (["{}/a", "--baseline", "ditto"], "the baseline 'ditto' is not one of the methods: fedavg"),
         (["{}/a", "{}/b"], "not comparable: they differ in partition.alpha: 0.1 and 1, in"),
     ],

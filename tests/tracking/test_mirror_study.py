@@ -9,6 +9,7 @@ from flbench.core.errors import DataError
 from flbench.results import metrics_file
 from flbench.tracking import follow, measures, tree, ui, view
 from flbench.tracking import store as stores
+from flbench.tracking.send import RUN_TAG
 from tests.installed import needs
 from tests.support import run
 from tests.tracking import study
@@ -252,10 +253,10 @@ def test_study_has_two_views_however_many_studies_there_are(runs, tmp_path, uri)
     store.client.create_run(number, tags={"kind": "study"})  # the user's own
     experiment, links, found = views(store)
 
-    assert set(found) == {view.METHODS, view.TRIALS}
+    assert set(found) == {view.METHODS["study"], view.TRIALS}
     assert len(links) == 3
     assert all(view.TRAINING_PAGE in page for page in links.values())
-    methods, trials = found[view.METHODS], found[view.TRIALS]
+    methods, trials = found[view.METHODS["study"]], found[view.TRIALS]
     shown = [
         store.client.search_runs([experiment], one["searchFilter"]) for one in (methods, trials)
     ]
@@ -277,6 +278,9 @@ def test_study_has_two_views_however_many_studies_there_are(runs, tmp_path, uri)
     assert [chart["displayName"] for chart in charts] == sorted(METHODS)
     assert charts[0]["selectedParams"][0] == "train.optimizer.lr"
     assert charts[0]["selectedMetrics"] == ["score"]
+    # A later comparison has a view of its own.
+    store.client.create_run(number, tags={"kind": "comparison", RUN_TAG: "later"})
+    assert views(store)[2][view.METHODS["study"]] == methods
 
 
 def test_a_trial_is_sent_with_its_study(whole):
