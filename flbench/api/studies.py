@@ -33,10 +33,13 @@ def report_of(path: Path) -> StudyReport:
     study = study_folder.read(path, lenient=True)
     if not is_comparison(path):
         return StudyReport(study)
+    cells: list[str] = []
     try:
-        return StudyReport(study, PlannedComparison(path)._analysis)
+        comparison = PlannedComparison(path)
+        cells = comparison.cells["state"].tolist()
+        return StudyReport(study, comparison._analysis, cells=cells)
     except UserError as error:
-        return StudyReport(study, why_not=f"The cells cannot be compared: {error}")
+        return StudyReport(study, None, f"The cells cannot be compared: {error}", cells)
 
 
 class Study:

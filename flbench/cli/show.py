@@ -70,8 +70,9 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
             tables.print_study(study.report, shown)
         if apart is not None:
             tables.print_runs(runs, apart)
-        for page in (path / "report.html" for path in others if is_comparison(path)):
-            if page.is_file():
+        for path in others:
+            page = path / "report.html"  # that of a study stands below its tables
+            if is_comparison(path) and not study_folder.is_study(path) and page.is_file():
                 console.line(f"report: {page}")
     if picture is not None and apart is not None:
         metrics = {run.config.evaluation.best: None for run in runs}

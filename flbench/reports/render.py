@@ -104,8 +104,9 @@ def console(table: Shown, *, is_whole: bool = False) -> None:
     while True:  # numbers are never cut: the last columns are left out instead
         lines = Table(box=SIMPLE_HEAD)
         for key, one in columns.items():
-            if one.is_text:
-                lines.add_column(one.heading)
+            if one.is_text:  # sentences are wrapped, names are not
+                is_name = not any(" " in row[key] for row in cells)
+                lines.add_column(one.heading, no_wrap=is_name)
                 continue
             texts = [*one.heading.split(), *(row[key] for row in cells)]
             width = max(map(cell_len, texts))

@@ -97,6 +97,7 @@ class Header:
             these classes alone; 0 if it is not known.
         setting: Keys of the setting that the study has because the user named no data.
         equal: What the searches of all methods have the same number of: trials or steps.
+        imbalance: Samples of the rarest class over those of the most frequent one.
     """
 
     id: Name
@@ -119,6 +120,7 @@ class Header:
     validation: Count = 0
     setting: Params = field(default_factory=dict)
     equal: Name = "trials"
+    imbalance: float = 1.0
 
     def trials_of(self, method: str) -> int:
         """Return the number of trials of a method."""

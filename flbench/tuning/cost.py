@@ -29,11 +29,11 @@ class Plan(NamedTuple):
 def shared(trials: Mapping[str, int]) -> str:
     """Return the numbers of trials in words.
 
-    >>> shared({"fedavg": 8, "ft": 8}), shared({"fedavg": 8, "ditto": 4})
-    ('8 trials for each of fedavg, ft', '8 trials of fedavg, 4 of ditto')
+    >>> shared({"fedavg": 8, "ft": 8}), shared({"fedavg": 8, "ditto": 4}), shared({"ft": 8})
+    ('8 trials for each of fedavg, ft', '8 trials of fedavg, 4 of ditto', '8 trials of ft')
     """
     names, counts = list(trials), list(trials.values())
-    if len(set(counts)) == 1:
+    if len(names) > 1 and len(set(counts)) == 1:
         return f"{counts[0]} trials for each of {', '.join(names)}"
     first, *others = (f"{count} of {name}" for name, count in trials.items())
     return ", ".join([first.replace(" of ", " trials of ", 1), *others])

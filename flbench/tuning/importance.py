@@ -24,9 +24,9 @@ class Importance(NamedTuple):
             importance cannot be computed.
         why: A sentence that says why `shares` is empty, or which parameters are left out; "" if
             neither is the case.
-        p: The share of permutations of the scores, the scores themselves among them, in which the
-            parameter has as large a share.
-        chance: The share that the parameter exceeds in one of 20 permutations.
+        p: The share of orders of the scores, `PERMUTATIONS` random ones and that of the trials, in
+            which the parameter has as large a share.
+        chance: The share beyond which p is at most 0.05.
     """
 
     shares: Mapping[str, float]

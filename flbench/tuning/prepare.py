@@ -344,6 +344,7 @@ def _described(prepared: PreparedStudy) -> dict[str, Any]:
         "created": now(),
         "setting": {key: LONG_TAIL[key] for key in LONG_TAIL if places.get(key) == ORIGIN},
         "dataset": prepared.federation.dataset.name,
+        "imbalance": config.data.imbalance,
         "scheme": config.partition.title,
         "partition_hash": prepared.federation.partition.hash(),
         "seed": config.seed,

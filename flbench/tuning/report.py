@@ -1,8 +1,10 @@
 """The report of a study: its search, before the comparison of its methods."""
 
+import json
 import math
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +17,13 @@ from flbench.analysis import report as comparison_report
 from flbench.analysis.report import Extra
 from flbench.analysis.shown import TABLES, signed
 from flbench.analysis.tables import Analysis
+from flbench.core.wording import how_to_resume, in_shell
 from flbench.reports import render
 from flbench.reports.shown import Chapter, Column, Drawn, Part, Shown, score, tenth, whole
 from flbench.results.study_folder import DIGITS, PERSONAL, STATES, StoredStudy, Trial, best_trial
 from flbench.tuning import study_figures
 from flbench.tuning.deployments import of_deployment
-from flbench.tuning.importance import Importance, at_first_rung, importance
+from flbench.tuning.importance import PERMUTATIONS, Importance, at_first_rung, importance
 from flbench.tuning.search_space import Parameter, parse, shown
 from flbench.tuning.study import OTHER_METRIC
 
@@ -40,6 +43,11 @@ BUDGET: Final = (
     " partition and with the same cohorts; a scheduler may stop trials early. Trial 0 has the"
     " default hyper-parameters. Trials are scored on validation parts only, after the last round,"
     " and the best finished trial wins; the validation loss decides between equal scores."
+)
+CHANCE: Final = (
+    "Parameters without an effect get a share by chance. p is the share of"
+    f" {1 + PERMUTATIONS} orders of the scores, {PERMUTATIONS} random ones and that of the trials,"
+    " in which the parameter has as large a share; beyond the line p is at most 0.05."
 )
 GAINED: Final = ("accuracy", "macro_f1", "rare_recall")
 """Test metrics of the table of gains, besides the one that ranks."""
@@ -70,11 +78,13 @@ class StudyReport:
         analysis: Comparison of its cells, in which `METHOD tuned` has the tuned parameters. None
             while none of them is finished.
         why_not: Why the cells, if there are any, cannot be compared.
+        cells: State of each cell; see `fl.PlannedComparison.cells`.
     """
 
     study: StoredStudy
     analysis: Analysis | None = None
     why_not: str | None = None
+    cells: Sequence[str] = ()
 
     def write(self, folder: Path) -> None:
         """Write the report: the search and, if there is one, the comparison; see `report.write`."""
@@ -114,7 +124,8 @@ class StudyReport:
             if row["first"] == method:  # the verdict is about the first one
                 verdict = OPPOSITE.get(verdict, verdict)
                 found = (-row["difference"], -row["high"], -row["low"])
-            said[GAINS[verdict]].append(f"{method} (test {self.metric} {signed(found)})")
+            changed = f"test {self.metric} {signed(found)}{self._rare_gain(method)}"
+            said[GAINS[verdict]].append(f"{method} ({changed})")
         won = {name: self.study.winner(name) for name in self.study.methods}
         kept = [name for name, one in won.items() if one is not None and one.index == 0]
         said["no trial was better than the default parameters of {}"] = kept
@@ -123,11 +134,45 @@ class StudyReport:
         sentence = ": ".join(filter(None, [population, "; ".join(parts)]))
         return [f"{sentence[:1].upper()}{sentence[1:]}."] if parts else []
 
+    def _rare_gain(self, method: str) -> str:
+        """Return what tuning changed in the recall of rare classes; "" without these."""
+        metric, table = answer.words("rare_recall"), self.gain(method)
+        for row in table.rows if table and self.study.header.metric != "rare_recall" else ():
+            if row["metric"] == metric:
+                _, low, high = gain = row["gain"]
+                unsure = ", not significant" if low <= 0 <= high else ""
+                return f"; {metric} {signed(gain)}{unsure}"
+        return ""
+
     @property
     def answer(self) -> list[str]:
-        """What tuning changed for each method, and which one of several is best, in sentences."""
+        """What tuning changed, the best parameters, and which one of several methods is best."""
         has_several = len(self.study.methods) > 1
-        return [*self.gains, *(self.analysis.answer if self.analysis and has_several else ())]
+        compared = self.analysis.answer if self.analysis and has_several else ()
+        return [*self.gains, *self.best, *compared]
+
+    @property
+    def best(self) -> list[str]:
+        """The best parameters of each method as words of a command, and how they are used."""
+        found = {}
+        for method, entry in self.study.header.methods.items():
+            if (won := self.study.winner(method)) is not None:
+                found[method] = [
+                    f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+                    for key, value in won.params.items()
+                    if key not in entry.defaults or entry.defaults[key] != value
+                ]
+        said = [
+            f"Best parameters of {method}: {shlex.join(words) or 'the default ones'}"
+            for method, words in found.items()
+        ]
+        if any(found.values()):
+            names = " ".join(dict.fromkeys([*found, "fedavg", "local"]))
+            said.append(
+                "To compare them with other methods (add the keys of data and training that the"
+                f" study was given): flbench compare {names} --tuned {in_shell(self.study.path)}"
+            )
+        return said
 
     @cached_property
     def axes(self) -> Mapping[str, list[Parameter]]:
@@ -154,7 +199,8 @@ class StudyReport:
     @property
     def heading(self) -> str:
         """Title of the report."""
-        return f"{', '.join(self.study.methods)} on {self.study.header.dataset}: tuned"
+        tail = " with a long tail" * (self.study.header.imbalance < 1)
+        return f"{', '.join(self.study.methods)} on {self.study.header.dataset}{tail}: tuned"
 
     @property
     def metric(self) -> str:
@@ -168,8 +214,9 @@ class StudyReport:
         is_personal = header.deployment == PERSONAL
         models = "personal models" if is_personal else f"deployment `{header.deployment}`"
         on = " on the partition of the search" if header.vary == "training" else " and partition"
+        tail = f", long tail (data.imbalance={header.imbalance:g})" * (header.imbalance < 1)
         return {
-            "data": f"{header.dataset}, {header.scheme}",
+            "data": f"{header.dataset}{tail}, {header.scheme}",
             "partition of the search": header.partition_hash or "-",
             "budget": f"{self._budget}, then {count(header.seeds, 'repetition')} of the default and"
             f" of the best parameters, each with another seed{on}",
@@ -185,7 +232,7 @@ class StudyReport:
         """Number of trials and rounds of each method, in words."""
         header = self.study.header
         of = {name: header.trials_of(name) for name in self.study.methods}
-        trials = f"{count(header.trials, 'trial')} for each method"
+        trials = count(header.trials, "trial") + " for each method" * (len(of) > 1)
         if len(set(of.values())) > 1:
             trials = f"trials: {', '.join(f'{n} of {name}' for name, n in of.items())}"
         return f"{trials}, {count(header.rounds, 'round')} each"
@@ -194,11 +241,18 @@ class StudyReport:
     def notes(self) -> list[str]:
         """Notes on the search: unfinished trials, unequal budgets, scores that tell nothing."""
         study, notes = self.study, list(self.study.left_out)
-        if running := sum(trial.state == "running" for trial in study.trials):
-            notes.append(f"Unfinished: {count(running, 'trial')} still running or interrupted.")
+        ended = sum(trial.state != "running" for trial in study.trials)
+        done, left = "", sum(state in ("unfinished", "waiting") for state in self.cells)
+        if not study.is_searched:
+            done = f"{ended} of {sum(map(study.header.trials_of, study.methods))} trials have ended"
+        elif left:
+            done = f"{self.cells.count('finished')} of {len(self.cells)} cells are finished"
+        if done:
+            again = how_to_resume(study.path, "tune")
+            notes.append(f"Interrupted, or still running: {done}. Resume with `{again}`.")
         started = Counter(trial.method for trial in study.trials)
         short = [name for name in study.methods if started[name] < study.header.trials_of(name)]
-        if short:
+        if short and len(study.methods) > 1:
             few = ", ".join(f"{started[name]} of {name}" for name in short)
             notes.append(f"The budget is not equal yet: of {self._budget}, {few} have begun.")
         if not study.header.seeds:
@@ -212,17 +266,18 @@ class StudyReport:
         won = self.study.winner(method)
         if won is None or won.score is None or len(scores) == 1:
             return []
-        decides = "the validation loss decides between equal scores"
+        decides = "The validation loss decides between equal scores."
         if len(set(scores)) == 1:
             return [
                 f"{method}: the validation {self.metric} is {won.score:.4f} in each of"
-                f" {len(scores)} trials; {decides}. {OTHER_METRIC}"
+                f" {len(scores)} trials. {decides} {OTHER_METRIC}"
             ]
         sample = 1 / header.validation if header.validation else 0.0
         if (near := len(self._near(method, sample))) < 2:
             return []
-        within = f"within one validation sample ({sample:.4f}) of the best {self.metric}"
-        return [f"{method}: {near} trials {within}; {decides}."]
+        within = f"within one validation sample ({sample:.4f}) of the best {self.metric}."
+        equal = f" {decides}" * (len(self._near(method, 0.0)) > 1)
+        return [f"{method}: {near} trials, the best among them, are {within}{equal}"]
 
     def _near(self, method: str, distance: float) -> list[Trial]:
         """Return the finished trials of a method with at most this distance to the best score."""
@@ -313,6 +368,13 @@ class StudyReport:
                 }
             )
         counts = [*STATES, "not begun", "retried", "trials", "rounds", "steps"]
+        about = "Rounds, optimizer steps and seconds are sums over all trials."
+        if any(row["default"] is not None or row["best"] is not None for row in rows):
+            about = (
+                f"Default and best: validation {self.metric} of the default trial and of the best"
+                " one, each from one training with the seed of the study; the score of the best of"
+                f" many trials is optimistic. {about}"
+            )
         return Shown(
             "Trials of the search",
             {
@@ -322,9 +384,7 @@ class StudyReport:
                 "seconds": Column("seconds", tenth),
             },
             rows,
-            f"Default and best: validation {self.metric} of the default trial and of the best one,"
-            " each from one training with the seed of the study; the score of the best of many"
-            " trials is optimistic. Rounds, optimizer steps and seconds are sums over all trials.",
+            about,
         )
 
     def parameters(self, method: str) -> Shown | None:
@@ -501,9 +561,7 @@ class StudyReport:
                 "Importance of the parameters",
                 f"fANOVA over the scores of {len(scores)} trials after round {number}, the last one"
                 " that all have reached: share of the score's variance that each parameter explains"
-                " alone, normalized to a sum of 1. A parameter without an effect gets a share by"
-                " chance: the line is the share that it exceeds in one of 20 permutations of the"
-                f" scores, and p the share of permutations with as much. {found.why}".strip(),
+                f" alone, normalized to a sum of 1. {CHANCE} {found.why}".strip(),
                 study_figures.shares(found),
             )
         else:

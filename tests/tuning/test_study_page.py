@@ -1,6 +1,7 @@
 import csv
 import json
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 import flbench as fl
 from flbench.api import studies
 from flbench.cli.app import main
+from flbench.config.resolve import resolve
+from flbench.config.sources import from_overrides, leaves
+from flbench.reports import render, terminal
 from flbench.tuning.study import winner
 from tests.support import pictures_in_pages
 from tests.tuning.studies import DEFAULTS, begin, cell, evaluated, trial, write
@@ -182,9 +186,11 @@ def test_score_of_a_stopped_default_trial_is_not_compared(tmp_path):
     folder = begin(tmp_path / "study", "hfcd")
     trial(folder, "hfcd", 0, 0.4, state="stopped", round=1)
 
-    [line] = rows(report_of(folder).table)
+    table = report_of(folder).table
 
+    [line] = rows(table)
     assert not {"default", "best"} & line.keys()
+    assert "best" not in table.about
 
 
 def test_cells_that_are_damaged_are_left_out(tmp_path, finished_run):
@@ -281,13 +287,61 @@ def test_unfinished_study_notes_what_is_missing(tmp_path, finished_run):
     write_page(folder)
 
     report = report_of(folder)
-    assert "Unfinished: 1 trial still running or interrupted." in report.notes
+    [note] = report.notes
+    assert "2 of 3 trials" in note
+    assert f"`flbench tune --resume {folder}`" in note
     assert report.failures == [
         "hfcd, trial 2: failed after 3 rounds (3 attempts): killed <b>twice</b> | gone.",
     ]
     assert "<b>twice" not in texts(folder)["report.html"]
     [line] = rows(report.table)
     assert (line["finished"], line["running"], line["failed"], line["retried"]) == tuple("1111")
+
+
+def test_unfinished_cells_are_counted_with_the_command_that_resumes(tmp_path, finished_run):
+    folder = begin(tmp_path / "study", "hfcd", trials=2)
+    for k in range(2):
+        trial(folder, "hfcd", k, 0.5 + k / 10)
+    for label in ("hfcd", "hfcd tuned"):
+        for seed in (1, 2, 3):
+            path = cell(folder, finished_run, label, seed, {"accuracy": 0.5 + seed / 10})
+    assert not report_of(folder).notes
+    (path / "summary.json").unlink()
+
+    [note] = report_of(folder).notes
+
+    assert "5 of 6 cells" in note
+    assert f"`flbench tune --resume {folder}`" in note
+
+
+def test_answer_has_the_best_parameters_to_paste_and_the_gain_in_rare_recall(
+    tmp_path, finished_run
+):
+    """Tuned minus default is 0.1, 0.2, 0.3: mean 0.2, 2.484 deviations of 0.1 on either side."""
+    folder = begin(tmp_path / "study", "hfcd", "fedavg", trials=2, imbalance=0.1)
+    best = {"algorithm.tau": 0.0993273, "algorithm.loss_form": "separate", "train.clip": None}
+    for method, score in (("hfcd", 0.9), ("fedavg", 0.1)):
+        trial(folder, method, 0, 0.5)
+        trial(folder, method, 1, score, params=DEFAULTS | best)
+        for seed in (1, 2, 3):
+            found = {"accuracy": seed / 10, "rare_recall": 0.1}
+            cell(folder, finished_run, method, seed, found)
+    for seed in (1, 2, 3):
+        found = {"accuracy": 0.2 + seed / 10, "rare_recall": 0.1 + seed / 10}
+        cell(folder, finished_run, "hfcd tuned", seed, found)
+
+    report = report_of(folder)
+
+    gain, hfcd, fedavg, command, *_ = report.answer
+    assert "rare recall +0.2000 [-0.0484, +0.4484]" in gain
+    words = shlex.split(hfcd.partition(": ")[2])
+    assert [word.partition("=")[0] for word in words] == [*best]
+    values = leaves(resolve([from_overrides(["algorithm.name=hfcd", *words])])[0].tree())
+    assert {key: values[key] for key in best} == best
+    assert "=" not in fedavg  # its default parameters are the best
+    told = shlex.split(command.partition(": ")[2])
+    assert told == ["flbench", "compare", "hfcd", "fedavg", "local", "--tuned", str(folder)]
+    assert "data.imbalance=0.1" in report.facts["data"]
 
 
 def test_scores_that_are_not_numbers_are_left_out(tmp_path):
@@ -352,6 +406,7 @@ def test_one_trial_wins_everywhere(tmp_path):
     [
         ((0.9, 0.9, 0.895, 0.889), "fffs", ["3"]),
         ((0.9, 0.8, 0.7, 0.6), "ffff", []),
+        ((0.9, 0.896, 0.7, 0.6), "ffff", ["2"]),
         ((0.0, 0.0, 0.0, 0.0), "fffs", ["4"]),
         ((0.9, 0.9, 0.9, 0.2), "fffs", ["3"]),
         ((0.5,), "f", []),
@@ -367,6 +422,7 @@ def test_trials_that_the_score_does_not_tell_apart_are_counted(tmp_path, scores,
 
     assert [re.search(r"(\d+) trials", note)[1] for note in said] == counts
     assert ["--metric" in note for note in said] == [len(set(scores)) == 1] * len(said)
+    assert ["loss" in note for note in said] == [scores.count(max(scores)) > 1] * len(said)
 
 
 @pytest.mark.parametrize(("seeds", "verdict"), [(2, "no claim"), (3, "worse")])
@@ -431,4 +487,13 @@ def test_show_prints_a_study(written, capsys):
     assert "eaderboard" in printed
     assert "+0.0520" in printed
     assert "tuning helped" in printed
-    assert str(written / "report.html") in printed
+    assert printed.count(str(written / "report.html")) == 1
+
+
+def test_keys_of_parameters_are_not_cut(written, capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "NARROW", 75)
+
+    render.console(report_of(written).parameters("hfcd"))
+
+    printed = capsys.readouterr().out.split()
+    assert set(DEFAULTS) <= set(printed)
