@@ -140,6 +140,19 @@ def test_default_data_of_a_study_are_those_of_its_comparison(study, tmp_path, gi
     assert (config.data.imbalance, config.partition.alpha, config.train.rounds) == wanted
 
 
+@pytest.mark.parametrize("key", ["params", "setting"])
+def test_code_that_a_foreign_study_names_is_refused(tmp_path, key):
+    """Both are merged into the configuration; nothing of them is imported before the refusal."""
+    own = tmp_path / f"own_{key}.py"
+    own.write_text("raise AssertionError('imported')")
+    named = {"model.name": f"{own}:net"}
+    study = studies.begin(tmp_path / "study", "fedavg", setting=named if key == "setting" else {})
+    studies.trial(study, "fedavg", 0, 0.9, params=named if key == "params" else BEST)
+
+    with pytest.raises(ConfigError, match=rf"model\.name={own}"):
+        with_best(Design.of(comparing.methods_of("fedavg", "test"), []), study)
+
+
 @pytest.mark.slow
 def test_the_place_of_the_study_is_kept_for_other_folders(study, monkeypatch):
     monkeypatch.chdir(study.parent)
