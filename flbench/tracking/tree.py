@@ -403,7 +403,8 @@ class _Campaign:
         best, is_searched = None, False
         if self._study:
             is_searched = method in self._study.methods
-            most = self._study.trials_of(method) if is_searched else self._study.trials
+            of = method.removesuffix(" tuned")
+            most = self._study.trials_of(of) if of in self._study.methods else self._study.trials
             left += max(0, most - len(over))
             best = study_folder.best_trial(over) if not left else None
             if best is not None:

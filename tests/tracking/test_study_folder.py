@@ -41,6 +41,25 @@ def test_invalid_trial_json_is_an_error_and_the_other_trials_are_read(path, key,
     assert str(error).startswith(f"{file} is damaged (")
 
 
+def test_method_with_fewer_trials_than_the_study_is_finished_when_these_have_ended(tmp_path):
+    """Searches of equal steps have different numbers of trials; the tuned one has its method's."""
+    runs = {"fedavg": run(tmp_path, "algorithm=fedavg", "train.rounds=1")[0]}
+    study = made.make(tmp_path, runs)
+    about = json.loads((study / "study.json").read_text())
+    about["methods"]["fedavg"]["trials"] = len(made.TRIALS)
+    write(study / "study.json", about | {"trials": 2 * len(made.TRIALS)})
+
+    nodes, errors, _ = tree(study, "RUNNING")
+
+    assert not errors
+    found = {node.name: node for node in nodes if node.kind == "method"}
+    assert {name: node.status for name, node in found.items()} == dict.fromkeys(
+        ("fedavg", "fedavg tuned"), "FINISHED"
+    )
+    scores = [point.value for point in found["fedavg tuned"].points if point.name == "score"]
+    assert scores == [0.8]
+
+
 @pytest.mark.parametrize("key", ["id", "created", "metric", "trials", "seeds", "methods"])
 def test_header_without_a_key_is_an_error(tmp_path, key):
     file = begin(tmp_path / "study", "hfcd") / "study.json"
