@@ -11,6 +11,7 @@ from flbench.core.errors import UserError, did_you_mean
 from flbench.reports.shown import size
 from flbench.results.metrics_file import TRAINING
 from flbench.results.reading import StoredRun, so_far
+from flbench.results.study_folder import PERSONAL
 from flbench.results.summary import SPLITS, ended_after
 
 TRAFFIC: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
@@ -86,7 +87,8 @@ def _amount(value: float, at: str) -> str:
 
 def _spent(run: StoredRun, folder: str, at: str) -> "pd.Series[float]":
     """Return what a run has spent until each of the rounds after which it was evaluated."""
-    numbers = sorted({row.round for row in run.rows if row.split in SPLITS})
+    # Other deployments can have rows of rounds without an evaluation.
+    numbers = sorted({r.round for r in run.rows if r.split in SPLITS and r.protocol == PERSONAL})
     if at in ("rounds", "seconds"):
         seconds = run.summary["seconds"]
         each = (seconds["train"] + seconds["evaluate"]) / max(1, ended_after(run.summary))

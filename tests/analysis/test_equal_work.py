@@ -157,6 +157,20 @@ def test_runs_without_test_metrics_by_round_are_refused(tmp_path):
         fl.report(tmp_path, at="steps")
 
 
+def test_rounds_in_which_only_another_deployment_was_evaluated_are_not_read(tmp_path):
+    curve = np.linspace(0.1, 0.8, ROUNDS).repeat(2).reshape(ROUNDS, 2)
+    for name, steps in (("fedavg", 10), ("ditto", 20)):
+        rewritten(run_folder(tmp_path / name, name, 0.5, rounds=ROUNDS), steps, 10, curve)
+    file = tmp_path / "ditto" / "metrics.csv"
+    file.write_text(file.read_text().replace("4,test,personal,", "4,test,personal@before,"))
+    file.write_text(file.read_text().replace("4,validation,personal,", "4,test,ft,"))
+
+    found = fl.report(tmp_path, at="steps")
+
+    assert found.leaderboard.set_index("method").loc["ditto", "mean"] == pytest.approx(0.3)
+    assert "ditto 3" in found.answer[0]
+
+
 def test_a_run_until_a_round_is_the_run_that_ended_there(tmp_path):
     keys = ("algorithm=ditto", "evaluation.every=1", "evaluation.common.every=1")
     paths = {k: run(tmp_path / str(k), *keys, f"train.rounds={k}")[0] for k in (2, 4)}
