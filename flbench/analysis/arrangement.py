@@ -279,6 +279,8 @@ def arrange(
     _check_metrics(finished, metric, chosen)
     equal: Sequence[str] = ()
     if at is not None:
+        entries, lacking = _with_all_methods(entries)
+        warnings += lacking
         keys = [(one.place, one.repetition, one.method, one.folder) for one in entries]
         read, equal = at_equal_work([one.run for one in entries], keys, at)
         warnings += _about_unknown(entries, read)
@@ -331,6 +333,31 @@ def arrange(
         work=at,
         equal=tuple(equal),
     )
+
+
+def _with_all_methods(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """Return the entries of repetitions that have all methods of their place, and what is not.
+
+    Raises:
+        UserError: A place has no such repetition.
+    """
+    keys = [(one.place, one.repetition, one.method) for one in entries]
+    table = pd.DataFrame(keys, columns=["place", "repetition", "method"])
+    have = table.groupby(["place", "repetition"])["method"].transform("nunique")
+    whole = have == table.groupby("place")["method"].transform("nunique")
+    sentences = []
+    for place, lacking in table[~whole].groupby("place", sort=False)["repetition"]:
+        if not whole[table["place"] == place].any():
+            raise UserError(
+                f"{place}: no repetition has all methods, so there is no equal work at which they"
+                " can be compared. Train them with the same seeds, or leave out a method."
+            )
+        numbers = ", ".join(map(str, sorted(lacking.unique())))
+        sentences.append(
+            f"{place}: repetitions that lack a method have no equal work, and are left out:"
+            f" {numbers}."
+        )
+    return [one for one, is_whole in zip(entries, whole, strict=True) if is_whole], sentences
 
 
 def _check_evaluated(entries: Sequence[Entry], metric: str) -> None:

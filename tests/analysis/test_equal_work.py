@@ -1,6 +1,7 @@
 """Reports at equal work: beside a slow reference, and beside runs that really ended there."""
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -169,6 +170,26 @@ def test_rounds_in_which_only_another_deployment_was_evaluated_are_not_read(tmp_
 
     assert found.leaderboard.set_index("method").loc["ditto", "mean"] == pytest.approx(0.3)
     assert "ditto 3" in found.answer[0]
+
+
+def test_repetitions_that_lack_a_method_are_left_out(tmp_path):
+    curve = np.linspace(0.1, 0.8, ROUNDS).repeat(2).reshape(ROUNDS, 2)
+    for name, steps, repetitions in (("fedavg", 10, (0, 2)), ("ditto", 20, (0, 1, 2))):
+        for k in repetitions:
+            path = run_folder(tmp_path / f"{name}-{k}", name, 0.5, rounds=ROUNDS, repetition=k)
+            rewritten(path, steps, 10, curve)
+
+    found = fl.report(tmp_path, at="steps")
+
+    board = found.leaderboard.set_index("method")
+    assert board["mean"].to_dict() == pytest.approx({"fedavg": 0.8, "ditto": 0.4})
+    assert {*found.long["repetition"]} == {1, 3}
+    assert any("left out: 2." in sentence for sentence in found.warnings)
+    shutil.rmtree(tmp_path / "fedavg-0")
+    shutil.rmtree(tmp_path / "fedavg-2")
+    run_folder(tmp_path / "fedavg-3", "fedavg", 0.5, rounds=ROUNDS, repetition=3)
+    with pytest.raises(UserError, match="no repetition has all methods"):
+        fl.report(tmp_path, at="rounds")
 
 
 def test_a_run_until_a_round_is_the_run_that_ended_there(tmp_path):
