@@ -63,13 +63,13 @@ class DFedAlt(Gossip):
         train_body = self.phase(
             *self.terms(),
             train=frozenset(self.setting.net.parameters) - head,
-            epochs=max(1, train.epochs_of("dfedalt") - 1),
+            epochs=max(1, train.epochs_of(c.name) - 1),
             gradient=fl.bind(sharpness, c.rho) if c.rho else None,
         )
         return train_head, train_body
 
     def notes(self) -> list[str]:
-        if self.setting.train.epochs_of("dfedalt") > 1:
+        if self.setting.train.epochs_of(self.config.name) > 1:
             return super().notes()
         return [
             *super().notes(),

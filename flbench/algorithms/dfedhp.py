@@ -146,7 +146,8 @@ class DFedHP(Gossip):
 
     def steps(self) -> tuple[fl.Step, ...]:
         c, v, h = self.config, self.v, self.called()
-        k_phi = c.k_phi or max(1, self.setting.train.epochs_of("dfedhp") - c.k_v - c.k_z)
+        epochs = self.setting.train.epochs_of(c.name)
+        k_phi = c.k_phi or max(1, epochs - c.k_v - c.k_z)
         steps: tuple[fl.Step, ...] = ()
         if c.k_v:  # theta_i = h(phi_i, z_i) is written once, and v_i <- v_i - lr_v dL/dv_i
             steps = (fl.Transform(h), self.training(v, c.k_v, c.lr_v))

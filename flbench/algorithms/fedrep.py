@@ -59,9 +59,10 @@ class FedRep(FedPer):
 
     def head_epochs(self) -> int:
         """Return the epochs of the head in a round."""
+        epochs = self.setting.train.epochs_of(self.config.name)
         if (said := self.config.head_epochs) is not None:
             return said
-        return self.setting.train.epochs_of("fedrep") - bool(self.shared())
+        return epochs - bool(self.shared())
 
     def shared(self) -> frozenset[str]:
         """Return the names of the trained parameters that all clients share."""

@@ -59,7 +59,18 @@ def test_epochs_and_steps_exclude_each_other():
         config_of("train.local_epochs=null", "train.local_steps=0")
 
 
-@pytest.mark.parametrize("name", ["dfedalt", "fedrep", "dfedhp"])
-def test_methods_that_divide_epochs_are_refused(name):
-    with pytest.raises(ConfigError, match=rf"train\.local_steps=3.*{name}"):
-        build(*with_method(name, *STEPS))
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("dfedalt", ()),
+        ("dfedsalt", ()),
+        ("fedrep", ()),
+        ("fedrep", ("algorithm.head_epochs=2",)),
+        ("dfedhp", ()),
+        ("dfedhp", ("algorithm.k_phi=2",)),
+        ("dispfl-hp", ()),
+    ],
+)
+def test_methods_that_divide_epochs_are_refused(name, key):
+    with pytest.raises(ConfigError, match=rf"train\.local_steps=3`: {name} "):
+        build(*with_method(name, *STEPS, *key))
