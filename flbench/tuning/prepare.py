@@ -159,6 +159,11 @@ def prepare(
     if request.equal == "steps":
         jobs = [Job(name, name, "", "", 0, mine, {}) for name, mine in configs.items()]
         cost = estimate.measure(jobs, [], lambda job: federation, resources)
+        if uncounted := ", ".join(name for name in configs if not cost.steps.get(name)):
+            raise UserError(
+                f"`equal=steps`: no optimizer steps of {uncounted} could be counted; a round fails,"
+                " or takes none. Leave these methods out, or use equal=trials."
+            )
         prepared = replace(prepared, steps=cost.steps)
     prepared.proposals()  # raises an error if a grid is larger than the budget
     return prepared
@@ -295,6 +300,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> PreparedStudy:
             method: parse(each["space_tree"], {}, each["space"])
             for method, each in header["methods"].items()
         }
+        counted = {name: one["steps"] for name, one in header["methods"].items()}
         partition_hash = header["partition_hash"]
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
@@ -323,7 +329,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> PreparedStudy:
         spaces,
         federation,
         resources,
-        steps={name: one["steps"] for name, one in header["methods"].items() if one["steps"]},
+        steps={name: count for name, count in counted.items() if count is not None},
     )
 
 

@@ -9,8 +9,9 @@ from flbench.cli import app
 from flbench.config import trust
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
-from flbench.core.errors import ConfigError, UserError
+from flbench.core.errors import ConfigError, DataError, RunError, UserError
 from flbench.core.parts import METRICS, offered
+from flbench.experiment import estimate
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest, resources_of
 from tests.api.own_parts import accuracy
@@ -206,6 +207,39 @@ def test_study_of_other_data_or_damaged_is_refused(begin, changes, said):
 
     with pytest.raises(UserError, match=said):
         prepare.reopen(folder, {})
+
+
+@pytest.mark.slow
+def test_equal_steps_need_a_method_whose_steps_can_be_counted(begin, monkeypatch):
+    real = estimate.measure
+
+    def measure(experiment):
+        if experiment.config.algorithm.name == "local":
+            raise RunError("no")
+        return real(experiment)
+
+    monkeypatch.setattr(estimate, "measure", measure)
+    with pytest.raises(UserError, match=r"`equal=steps`.* of local could"):
+        begin("fedavg", "local", equal="steps")
+
+
+@pytest.mark.slow
+def test_reopened_study_keeps_its_steps(begin):
+    folder, _ = begin("fedavg", "local", "ditto", trials=4)
+    file = folder.path / "study.json"
+    header = json.loads(file.read_text())
+
+    def trials(**steps):
+        for name, one in header["methods"].items():
+            one.pop("steps", None)
+            one |= {"steps": steps[name]} if name in steps else {}
+        file.write_text(json.dumps(header))
+        return prepare.reopen(folder, {}).trials
+
+    assert trials(fedavg=10, local=10, ditto=20) == {"fedavg": 4, "local": 4, "ditto": 2}
+    assert set(trials(fedavg=0, local=10, ditto=20).values()) == {4}  # none is the cheapest
+    with pytest.raises(DataError, match="damaged"):
+        trials(fedavg=10, local=10)
 
 
 @pytest.mark.parametrize(
