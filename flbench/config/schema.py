@@ -943,7 +943,7 @@ class TrainConfig(Strict):
         None,
         ge=1,
         description="optimizer steps of a client in a round instead of local_epochs, on batches of"
-        " successive shuffled epochs",
+        " successive shuffled epochs; not with partition.new_clients",
     )
     batch_size: int = Field(32, ge=1, description="batch size B")
     last_batch: Literal["keep", "wrap", "drop"] = Field(

@@ -258,6 +258,12 @@ def build(
             the method gives.
     """
     _check_resolved(config)
+    if config.train.local_steps is not None and config.partition.new_clients is not None:
+        raise ConfigError(
+            f"`train.local_steps={config.train.local_steps}` with `partition.new_clients`: clients"
+            " that join after the training train for epochs. Set `train.local_epochs` instead, or"
+            " leave out the new clients."
+        )
     asked, used = config, with_device(engine or config.engine)
     torch.set_num_threads(used.threads)
     with own_methods.named(asked.algorithm):

@@ -175,6 +175,8 @@ def test_wrong_keys_are_refused():
     ):
         with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
             build(*keys)
+    with pytest.raises(ConfigError, match=r"train\.local_steps=3.*partition\.new_clients"):
+        build(*NEW, "train.local_epochs=null", "train.local_steps=3")
 
 
 PERSONAL = ("model.name=mlp", "evaluation.adapt.finetune_epochs=[2]")
