@@ -366,8 +366,7 @@ def _check_evaluated(entries: Sequence[Entry], metric: str) -> None:
         if isnan(one.score(metric)):
             raise UserError(
                 f"{one.folder} has no test {metric} after round {one.run.summary['best']['round']},"
-                " the best one of those that count: cells of a study evaluate test parts at their"
-                " ends only. Compare runs of `flbench compare`."
+                " the best one of those that count. Compare runs that were evaluated there."
             )
 
 
