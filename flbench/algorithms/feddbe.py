@@ -26,9 +26,10 @@ class FedDBE(fl.Algorithm):
     client, and a penalty (MR, mean regularization) draws the mean of the remaining features to a
     common mean zbar.
 
-    Set-up, all clients, once: `train.local_epochs` epochs of cross entropy from the initial net,
-    whose weights are then discarded. Client i sends r_i, the running mean of its features z in
-    training, and zbar = sum_i (n_i / n) r_i.
+    Set-up, all clients, once: the epochs or steps of a round (`train.local_epochs` or
+    `train.local_steps`) of cross entropy from the initial net, whose weights are then discarded.
+    Client i sends r_i, the running mean of its features z in training, and zbar =
+    sum_i (n_i / n) r_i.
 
     Client i in a round, one phase over the net and e_i; per batch, with no gradient through sg and
     r = 0 at the beginning of the round:

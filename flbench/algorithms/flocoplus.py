@@ -36,7 +36,9 @@ class FlocoPlus(Floco):
             1.0, ge=0, description="factor of the pull of the personal model to the received one"
         )
         personal_epochs: int | None = fl.epochs(
-            None, "training of the personal model in a round (default: train.local_epochs)"
+            None,
+            "training of the personal model in a round (default: train.local_epochs or"
+            " train.local_steps)",
         )
 
     config: Config
