@@ -1,6 +1,7 @@
 """Which parameters of a method the score depends on: fANOVA over all trials at one round."""
 
 from collections.abc import Mapping, Sequence
+from math import isfinite, nan
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ def at_first_rung(study: StoredStudy, method: str) -> tuple[int, dict[int, float
     """Return the last round that all trials of a method have reached, and their scores after it.
 
     It is the first rung of the scheduler if that has stopped a trial, else the last round. Trials
-    that run, have failed or have no score are left out.
+    that run, have failed or have no score are left out, and scores that are not finite.
 
     Returns:
         The number of rounds (0 without a trial), and the scores by the numbers of the trials.
@@ -51,7 +52,8 @@ def at_first_rung(study: StoredStudy, method: str) -> tuple[int, dict[int, float
         file = study.path / "trials" / method / f"{trial.index:03d}" / "metrics.csv"
         rows = metrics_file.read(file) if file.is_file() else []
         found = by_round(rows, header.deployment, trial.rounds).items()
-        known = {done: one[header.metric] for done, one in found if header.metric in one}
+        values = ((done, one.get(header.metric, nan)) for done, one in found)
+        known = {done: value for done, value in values if isfinite(value)}
         scores[trial.index] = known | {trial.round: trial.score}
     number = min((max(known) for known in scores.values()), default=0)
     return number, {k: known[number] for k, known in scores.items() if number in known}

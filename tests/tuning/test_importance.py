@@ -1,3 +1,4 @@
+import math
 import random
 
 import pytest
@@ -72,6 +73,18 @@ def test_scores_are_those_of_the_last_round_that_all_trials_have_reached(tmp_pat
 
     assert number == 2
     assert scores == {0: pytest.approx(0.02), 1: 0.9, 2: pytest.approx(0.22)}
+
+
+def test_score_that_is_not_finite_is_left_out(tmp_path):
+    """A model can diverge at an evaluation and come back: its trial has a score, but not there."""
+    study = begin(tmp_path / "study", "hfcd", trials=3, rounds=2)
+    for k, first in enumerate((0.0, math.nan)):
+        trial(study, "hfcd", k, 0.9, round=2, rounds=2)
+        evaluated(study, "hfcd", k, {1: first, 2: 0.9})
+    trial(study, "hfcd", 2, 0.2, round=1, rounds=2, state="stopped")
+    evaluated(study, "hfcd", 2, {1: 0.2})
+
+    assert at_first_rung(study_folder.read(study), "hfcd") == (1, {0: 0.0, 2: 0.2})
 
 
 def test_few_trials_give_no_importance(tmp_path):
