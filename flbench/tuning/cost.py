@@ -82,9 +82,9 @@ def measure(prepared: PreparedStudy) -> Plan:
         )
     ]
     own = [key for key in LONG_TAIL if prepared.origins[request.methods[0]].get(key) == ORIGIN]
-    if "data.imbalance" in own:
+    if own:
         values = ", ".join(f"{key}={LONG_TAIL[key]}" for key in own)
-        said.append(f"plan: no data are named, so these are digits with rare classes ({values}).")
+        said.append(f"plan: no data are named, so these are digits, with {values}.")
     if prepared.steps:
         totals = [count * prepared.steps[name] for name, count in trials.items()]
         each_has = ", ".join(f"{name} {count:,}" for name, count in prepared.steps.items())

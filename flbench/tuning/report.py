@@ -215,8 +215,9 @@ class StudyReport:
         models = "personal models" if is_personal else f"deployment `{header.deployment}`"
         on = " on the partition of the search" if header.vary == "training" else " and partition"
         tail = f", long tail (data.imbalance={header.imbalance:g})" * (header.imbalance < 1)
+        own = (f" ({key}={one})" for key, one in header.setting.items() if key == "partition.alpha")
         return {
-            "data": f"{header.dataset}{tail}, {header.scheme}",
+            "data": f"{header.dataset}{tail}, {header.scheme}{''.join(own)}",
             "partition of the search": header.partition_hash or "-",
             "budget": f"{self._budget}, then {count(header.seeds, 'repetition')} of the default and"
             f" of the best parameters, each with another seed{on}",

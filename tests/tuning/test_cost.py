@@ -2,6 +2,7 @@
 
 import pytest
 
+from flbench.cli.app import main
 from flbench.experiment.estimate import REPORT, WORKERS
 from tests.cli.test_json import document
 from tests.support import SMALL
@@ -36,3 +37,16 @@ def test_trials_of_equal_steps_are_fewer_if_they_take_more(tmp_path, monkeypatch
 
     assert plan["trials_of"] == {"fedavg": 5, "ditto": 2, "local": 5}
     assert plan["trainings"] == {"search": 12, "cells": [0, 0]}
+
+
+@pytest.mark.slow
+def test_each_default_of_the_data_of_a_study_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    more = ("data.imbalance=1", "train.rounds=2", "--seeds", "0", "--dry-run")
+
+    assert main(["tune", "local", "engine.name=sequential", *more]) == 0
+
+    said = "".join(capsys.readouterr())
+    assert "partition.alpha=0.5" in said
+    assert "data.imbalance" not in said
+    assert "train.rounds" not in said

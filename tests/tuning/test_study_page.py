@@ -13,6 +13,7 @@ from flbench.cli.app import main
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides, leaves
 from flbench.reports import render, terminal
+from flbench.tuning.request import LONG_TAIL
 from flbench.tuning.study import winner
 from tests.support import pictures_in_pages
 from tests.tuning.studies import DEFAULTS, begin, cell, evaluated, trial, write
@@ -318,7 +319,8 @@ def test_answer_has_the_best_parameters_to_paste_and_the_gain_in_rare_recall(
     tmp_path, finished_run
 ):
     """Tuned minus default is 0.1, 0.2, 0.3: mean 0.2, 2.484 deviations of 0.1 on either side."""
-    folder = begin(tmp_path / "study", "hfcd", "fedavg", trials=2, imbalance=0.1)
+    about = {"imbalance": LONG_TAIL["data.imbalance"], "setting": LONG_TAIL}
+    folder = begin(tmp_path / "study", "hfcd", "fedavg", trials=2, **about)
     best = {"algorithm.tau": 0.0993273, "algorithm.loss_form": "separate", "train.clip": None}
     for method, score in (("hfcd", 0.9), ("fedavg", 0.1)):
         trial(folder, method, 0, 0.5)
@@ -341,7 +343,8 @@ def test_answer_has_the_best_parameters_to_paste_and_the_gain_in_rare_recall(
     assert "=" not in fedavg  # its default parameters are the best
     told = shlex.split(command.partition(": ")[2])
     assert told == ["flbench", "compare", "hfcd", "fedavg", "local", "--tuned", str(folder)]
-    assert "data.imbalance=0.1" in report.facts["data"]
+    for key in ("data.imbalance", "partition.alpha"):
+        assert f"{key}={LONG_TAIL[key]}" in report.facts["data"]
 
 
 def test_scores_that_are_not_numbers_are_left_out(tmp_path):
