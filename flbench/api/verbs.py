@@ -197,7 +197,8 @@ def tune(
 
     Args:
         methods: Names of the methods, import paths `package.module:Class`, or classes of your own.
-        trials: Trials of each method, the one with default parameters included (default 16).
+        trials: Trials of each method, the one with default parameters included (default 16); with
+            equal steps, of the method whose trials take the fewest.
         equal: What the searches of all methods have in common: the number of `trials` (default), or
             the optimizer `steps`: if a trial takes twice the steps of the cheapest method's, there
             are half the trials.

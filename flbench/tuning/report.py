@@ -444,8 +444,8 @@ class StudyReport:
             if axis.choices:
                 found[axis.path] = ", ".join(dict.fromkeys(map(shown, values)))
             else:
-                ends = dict.fromkeys(f"{end:.3g}" for end in (min(values), max(values)))
-                found[axis.path] = " to ".join(ends)
+                ends = map(shown, (min(values), max(values)))
+                found[axis.path] = " to ".join(dict.fromkeys(ends))
         return found
 
     def own_tables(self, method: str) -> list[Shown]:

@@ -471,7 +471,8 @@ def test_flat_values_are_those_of_trials_within_a_standard_error(tmp_path):
         for k, (score, tau, distance) in enumerate(
             ((0.88, 0.4, "l2"), (0.9, 0.1, "cosine"), (0.86, 2.0, "l2"))
         ):
-            params = DEFAULTS | {"algorithm.tau": tau, "algorithm.distance": distance}
+            params = {"algorithm.tau": tau, "algorithm.distance": distance}
+            params |= {"algorithm.groups": 1234 + k, "train.optimizer.lr": 0.01}
             trial(folder, "hfcd", k, score, params=params)
 
         flat = report_of(folder).flat("hfcd")
@@ -480,6 +481,7 @@ def test_flat_values_are_those_of_trials_within_a_standard_error(tmp_path):
             assert flat == {}
         else:
             assert flat["algorithm.tau"] == wanted[0]
+            assert flat["algorithm.groups"] == "1234 to 1235"
             assert set(flat["algorithm.distance"].split(", ")) == set(wanted[1].split(", "))
 
 
