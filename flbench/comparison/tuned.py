@@ -65,8 +65,8 @@ def best(
     """
     path = study.path
     won = {name: study.winner(name) for name in {one.method for one in methods}}
-    params = {name: one.params for name, one in won.items() if one}
-    trust.check(path / "study.json", params, study.header.setting)
+    merged = {name: one.params for name, one in won.items() if one}
+    trust.check(path / "study.json", merged, study.header.setting)
     found: list[LabelledLayer] = []
     for method in methods:
         winner = won[method.method]
