@@ -3,8 +3,8 @@
 usage: python benchmarks/board_work.py DATA_DIR [SETTING ...]
 
 The runs of the board were trained before flbench counted steps. No search space has a parameter
-that changes the optimizer steps of a round, so that three rounds with default parameters tell them:
-all methods of a setting have the same clients, samples and cohorts. The script adds the counts to
+that changes the optimizer steps of a round, so that runs with default parameters tell them: all
+methods of a setting have the same clients, samples and cohorts. The script adds the counts to
 docs/board/steps.json, of which `pages.py` makes a page. The fine-tuning of an evaluation is no part
 of a round and is not counted.
 """
@@ -29,7 +29,9 @@ import flbench as fl
 from flbench.analysis.statistics import across, differences
 
 COUNTS: Final = ROOT / "docs" / "board" / "steps.json"
-COUNTED: Final = 3  # rounds
+READ: Final = (10, 20, 30)
+"""Rounds after which the runs of the board were evaluated."""
+FIRST: Final = 3  # rounds that tell whether a method takes a multiple of FedAvg's steps
 BUDGET: Final = 20
 """Rounds of FedAvg whose steps or bytes every method may use. All runs were evaluated after 10, 20
 and 30 rounds, so that a method with twice the steps of FedAvg is read at exactly this budget."""
@@ -41,13 +43,14 @@ class Work:
 
     Args:
         name: Name of the setting.
-        counts: Optimizer steps of a round of each method.
+        counts: Optimizer steps of each method until the rounds READ.
     """
 
-    def __init__(self, name: str, counts: dict[str, float]) -> None:
+    def __init__(self, name: str, counts: dict[str, list[float]]) -> None:
         self.setting = board.setting(name)
         self.name = name
-        self.steps = {one: counts[one] / counts["fedavg"] for one in self.setting.methods}
+        until = {(one, n): all_[k] for one, all_ in counts.items() for k, n in enumerate(READ)}
+        self.steps = {one: counts[one][-1] / counts["fedavg"][-1] for one in self.setting.methods}
         long = self.setting.long
         tuned = [one + TUNED for one in self.setting.methods]
         is_own = (long["metric"] == "accuracy") & (long["deployment"] == "personal")
@@ -55,7 +58,8 @@ class Work:
         rows = rows[rows["split"] == "test"].rename(columns={"value": "test"})
         self.rows = rows.assign(method=rows["method"].str.removesuffix(TUNED)).sort_values("round")
         self.rows["rounds"] = self.rows["round"].astype(float)
-        self.rows["steps"] = self.rows["round"] * self.rows["method"].map(self.steps)
+        both = zip(self.rows["method"], self.rows["round"], strict=True)
+        self.rows["steps"] = [until[one] for one in both]
         self.seen = {unit: self._within(unit) for unit in UNITS}
         self.gaps = {unit: self._against(unit) for unit in UNITS}
 
@@ -136,22 +140,23 @@ def page() -> str:
     )
 
 
-def steps(config: Path, method: str) -> float:
-    """Return the optimizer steps of all clients of a round, as a mean over the first rounds."""
+def steps(config: Path, method: str, rounds: int) -> list[float]:
+    """Return the optimizer steps of all clients until each round."""
     with tempfile.TemporaryDirectory() as folder:
         run = fl.run(
             method,
             config=config,
             data={"root": "."},
-            train={"rounds": COUNTED},
-            evaluation={"every": COUNTED},
+            train={"rounds": rounds},
+            evaluation={"every": rounds},
             engine={"workers": 1},
             output={"dir": folder, "predictions": False},
             tracking={"mlflow": False},
             progress=False,
         )
         table = run.metrics
-    return float(table[table["metric"] == "steps"]["value"].sum()) / COUNTED
+    counted = table[table["metric"] == "steps"].groupby("round")["value"].sum()
+    return [float(value) for value in counted.sort_index().cumsum()]
 
 
 def main(data: str, wanted: list[str]) -> None:
@@ -162,11 +167,19 @@ def main(data: str, wanted: list[str]) -> None:
         setting = board.setting(name)
         config = ROOT / "configs" / "board" / f"{setting.config}.yaml"
         counts = found.setdefault(name, {})
+        whole = steps(config, "fedavg", READ[-1])
         for method in setting.methods:
-            if method not in counts:
-                counts[method] = steps(config, method)
-                print(f"{name} {method}: {counts[method]:.1f}", flush=True)
-                COUNTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            if method in counts:
+                continue
+            first = steps(config, method, FIRST)
+            ratio = first[-1] / whole[FIRST - 1]
+            if ratio in (1.0, 2.0):  # each client trains the same net once or twice in each round
+                all_ = [ratio * one for one in whole]
+            else:
+                all_ = steps(config, method, READ[-1])
+            counts[method] = [all_[number - 1] for number in READ]
+            print(f"{name} {method}: {counts[method]}", flush=True)
+            COUNTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
