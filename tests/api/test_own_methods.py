@@ -176,13 +176,11 @@ class Raising(FedAvg):
 
 
 @pytest.mark.slow
-def test_a_method_that_raises_in_the_estimate_fails_by_name_in_its_cell_alone(tmp_path, capsys):
+def test_a_method_that_raises_in_the_estimate_fails_by_name_in_its_cell_alone(tmp_path):
     keys = {"seeds": 1, "jobs": 1, "partition": FEW, "train": {"rounds": 1}, "out": tmp_path}
     with pytest.raises(fl.RunError, match=r"`raising` raised KeyError.*test_own_methods"):
         fl.compare([Raising, "fedavg"], progress=True, **keys)
-    shown = capsys.readouterr()
 
-    assert "raising not measured" in shown.out + shown.err
     [path] = tmp_path.iterdir()
     cells = fl.load(path).cells.set_index("method")["state"]
     assert cells.to_dict() == {"raising": "failed", "fedavg": "finished"}

@@ -203,7 +203,7 @@ def refusing(calls, error, monkeypatch):
         calls.append(file)
         raise error
 
-    files = [File(name, b"text", name) for name in "abcd"]
+    files = [File(name, Path(__file__), name) for name in "abcd"]
     nodes = [Node("key", "mine", "run", 0, None, "FINISHED", files=files)]
     monkeypatch.setattr(send, "tree", lambda *_: Tree(nodes, []))
     record = SimpleNamespace(
@@ -371,9 +371,9 @@ def test_server_that_is_away_is_tried_for_one_folder(folder, tmp_path, monkeypat
 @pytest.mark.slow
 def test_damaged_table_keeps_neither_state_nor_files_back(folder, store, tmp_path):
     path = shutil.copytree(folder, tmp_path / "damaged")
-    (path / "clients.csv").write_text("")
+    (path / "per_class.csv").write_text("")
 
-    with pytest.raises(UserError, match=r"clients.csv is damaged"):
+    with pytest.raises(UserError, match=r"per_class.csv is damaged"):
         follow.sync(path, store.address.uri)
 
     assert only(store, path).info.status == "FINISHED"
