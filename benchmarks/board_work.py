@@ -30,7 +30,7 @@ from flbench.analysis.statistics import across, differences
 
 COUNTS: Final = ROOT / "docs" / "board" / "steps.json"
 READ: Final = (10, 20, 30)
-"""Rounds after which the runs of the board were evaluated."""
+"""Rounds after which the runs of the board were evaluated; `heart` has 40 and 50 too."""
 FIRST: Final = 3  # rounds that tell whether a method takes a multiple of FedAvg's steps
 BUDGET: Final = 20
 """Rounds of FedAvg whose steps or bytes every method may use. All runs were evaluated after 10, 20
@@ -49,7 +49,12 @@ class Work:
     def __init__(self, name: str, counts: dict[str, list[float]]) -> None:
         self.setting = board.setting(name)
         self.name = name
-        until = {(one, n): all_[k] for one, all_ in counts.items() for k, n in enumerate(READ)}
+        # In rounds of FedAvg with the same cohorts, which have different numbers of samples.
+        until = {
+            (one, n): n * all_[k] / counts["fedavg"][k]
+            for one, all_ in counts.items()
+            for k, n in enumerate(READ)
+        }
         self.steps = {one: counts[one][-1] / counts["fedavg"][-1] for one in self.setting.methods}
         long = self.setting.long
         tuned = [one + TUNED for one in self.setting.methods]
@@ -59,7 +64,7 @@ class Work:
         self.rows = rows.assign(method=rows["method"].str.removesuffix(TUNED)).sort_values("round")
         self.rows["rounds"] = self.rows["round"].astype(float)
         both = zip(self.rows["method"], self.rows["round"], strict=True)
-        self.rows["steps"] = [until[one] for one in both]
+        self.rows["steps"] = [until.get(one, np.nan) for one in both]
         self.seen = {unit: self._within(unit) for unit in UNITS}
         self.gaps = {unit: self._against(unit) for unit in UNITS}
 
@@ -72,7 +77,9 @@ class Work:
         budgets = own.set_index("repetition")[unit]
         found = {
             (k, method): np.interp(budgets[k], rows[unit], rows["test"], left=np.nan)
-            for (k, method), rows in self.rows.groupby(["repetition", "method"])
+            for (k, method), rows in self.rows.dropna(subset=[unit]).groupby(
+                ["repetition", "method"]
+            )
         }
         return pd.Series(found).unstack().dropna(axis="columns")
 

@@ -73,7 +73,9 @@ def test_accuracy_at_equal_work_is_that_when_the_budget_is_spent(script, monkeyp
         methods=["fedavg", "double", "large"], long=pd.DataFrame(rows, columns=names), overlap=0
     )
     monkeypatch.setattr(script.board, "setting", lambda name: made)
-    work = script.board_work.Work("one", {"fedavg": 4.0, "double": 8.0, "large": 5.0})
+    work = script.board_work.Work(
+        "one", {"fedavg": [40, 80, 120], "double": [80, 160, 240], "large": [50, 100, 150]}
+    )
 
     # 20 rounds of FedAvg: 80 steps, which `double` takes in 10 rounds and `large` in 16; 120 bytes.
     means = work.means.to_dict("index")
