@@ -229,6 +229,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        if item.get_closest_marker("processes"):  # Python may close one of Ray in a later test
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
         if item.get_closest_marker("real_data") and not REAL_DATA.is_dir():
             item.add_marker(pytest.mark.skip(reason=f"{REAL_DATA} is not there"))
 
