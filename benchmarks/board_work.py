@@ -2,11 +2,11 @@
 
 usage: python benchmarks/board_work.py DATA_DIR [SETTING ...]
 
-The runs of the board were trained before flbench counted steps. No search space has a parameter
-that changes the optimizer steps of a round, so that runs with default parameters tell them: all
-methods of a setting have the same clients, samples and cohorts. The script adds the counts to
-docs/board/steps.json, of which `pages.py` makes a page. The fine-tuning of an evaluation is no part
-of a round and is not counted.
+The runs of the board were trained before flbench counted steps. No search space but that of APFL
+(`adaptive`) has a parameter that changes the optimizer steps of a round, so that runs with default
+parameters tell them: all methods of a setting have the same clients, samples and cohorts. The
+script adds the counts to docs/board/steps.json, of which `pages.py` makes a page. The fine-tuning
+of an evaluation is no part of a round and is not counted.
 """
 
 import json

@@ -202,7 +202,7 @@ class DFedHP(Gossip):
                 " large nets only. A smaller algorithm.hidden reduces it."
             )
         epochs = sum(step.epochs or 0 for step in self.steps() if isinstance(step, fl.Phase))
-        if epochs > (train.local_epochs or epochs):
+        if epochs > train.epochs_of(self.config.name):
             notes.append(
                 f"v, phi and z are trained for {epochs} epochs in all, more than"
                 f" train.local_epochs={train.local_epochs}. Raise train.local_epochs to compare"

@@ -142,10 +142,10 @@ class FedDBE(fl.Algorithm):
 
     def describe(self) -> tuple[fl.Step, ...]:
         """Return the steps of the set-up: training, and the mean of features."""
-        size = self.setting.train.batch_size
         train = self.setting.train
+        size = train.batch_size
         batches = ceil(int(self.setting.sizes.max()) / size)
-        steps = train.local_steps or batches * train.epochs_of("feddbe")
+        steps = train.local_steps or batches * train.epochs_of(self.config.name)
         finish = fl.bind(last_running_mean, self.config.mu, size)
         running = fl.Statistic("batches", fl.bind(batch_means, steps), finish=finish)
         phase = self.phase(CrossEntropy(), record=(running,))

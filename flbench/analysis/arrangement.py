@@ -126,8 +126,8 @@ class Arrangement:
         chosen: What the user has named for the columns of the leaderboards besides `metric`;
             empty for BEYOND and PRICES.
         targets: Values of the metric whose costs the user asks for; empty for those of the runs.
-        work: At which equal work methods are compared, one of `equal_work.AT`; None for all of
-            it.
+        work: At which equal work methods are compared, one of `equal_work.AT`; None if each run is
+            read to its end.
         equal: How much that is, a sentence for each place.
     """
 
@@ -179,7 +179,7 @@ class Arrangement:
 
     @property
     def at_work(self) -> str:
-        """What titles say of equal work; "" if all of it is compared."""
+        """What titles say of equal work; "" if each run is read to its end."""
         return f" at equal {AT[self.work]}" if self.work else ""
 
     def at(self, place: str, method: str | None = None) -> list[Entry]:
@@ -336,7 +336,7 @@ def arrange(
 
 
 def _with_all_methods(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
-    """Return the entries of repetitions that have all methods of their place, and what is not.
+    """Return the entries of repetitions with all methods of their place, and sentences on others.
 
     Raises:
         UserError: A place has no such repetition.

@@ -68,9 +68,9 @@ def at_equal_work(
         budget = [_amount(mine["budget"].agg(end), at) for end in ("min", "max")]
         where = f"On {place}, methods" if table["place"].nunique() > 1 else "Methods"
         sentences.append(
-            f"{where} are compared at equal {AT[at]}, {_range(*budget)}, which is all of"
-            f" {', '.join(cheapest)}; each is read at its last evaluated round within that:"
-            f" {', '.join(rounds)}."
+            f"{where} are compared at equal {AT[at]}, {_range(*budget)}, which is what"
+            f" {', '.join(cheapest)} spends in a whole run; each is read at its last evaluated"
+            f" round within that: {', '.join(rounds)}."
         )
     return [until(run, number) for run, number in zip(runs, numbers, strict=True)], sentences
 

@@ -134,13 +134,12 @@ def start(
     from flbench.workers.ray_resources import cluster
 
     with campaigns.stopped_by_signals(caller.objects):
-        with caller.during(campaigns.CHECK):
+        with caller.during(campaigns.CHECK), preserved():
             prepared = _prepared(layers, options, caller)
             named_by = mirror.named_by(next(iter(prepared.origins.values())))
             _check_partitions(prepared, caller)
             if caller.shown:
-                with preserved():
-                    caller.tell(cost.measure(prepared).sentences)
+                caller.tell(cost.measure(prepared).sentences)
         # The cluster is checked before a folder is made.
         with ExitStack() as stack:
             driver = stack.enter_context(cluster(prepared.resources))

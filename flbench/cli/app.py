@@ -321,7 +321,7 @@ def report(
 
     Options:
         out: Folder of the report (default: that of the comparison or the study, or FOLDER/report
-            with other options; otherwise report).
+            with other options, with --at steps FOLDER/report-steps; otherwise report).
     """
 
 

@@ -39,8 +39,8 @@ def measure(
     """
     design, cells = prepared.design, prepared.cells
     left = [cell for cell in left if cell.name not in reused]
-    each = [(cell, 1.0) for cell in left]
-    cost = estimate.measure(cells, each, prepared.samples.federation, prepared.resources)
+    cost = estimate.measure(cells, prepared.samples.federation, prepared.resources)
+    cost = cost.of(((cell.method, cell.place), 1.0) for cell in left)
     methods = list(cost.seconds)
     places = list(dict.fromkeys(cell.place for cell in cells))
     rounds = sum(cell.config.train.rounds for cell in left)

@@ -15,7 +15,7 @@ from flbench.jobs.samples import LoadedSamples
 from flbench.results import reading, study_folder
 from flbench.results.differences import SECTIONS, WITHOUT, text_of
 from flbench.results.study_folder import PERSONAL, StoredStudy, Trial
-from flbench.tuning.request import NAMING
+from flbench.tuning.request import OTHER_DATA
 
 COMPARED: Final = (*SECTIONS, "algorithm.", "engine.precision")
 SEARCHED_BY: Final = "accuracy"  # the metric that a comparison ranks by, unless its report is asked
@@ -45,7 +45,7 @@ def with_best(design: Design, path: Path) -> Design:
         )
     base, given = design.base, design.base.origins
     named = {*base, *design.grid, *(key for one in design.data for key in one.layer)}
-    if not NAMING & named:  # the study was on the data of studies that name none
+    if not OTHER_DATA & named:  # the study was on the data of studies that name none
         base = merge([from_values(study.header.setting, f"default of {path}"), base])
     if "seed" not in given:  # it determines the seed of the partition, too
         seed, partition = _search_seeds(study)

@@ -28,7 +28,7 @@ PROCESSES: Final = 4.0
 WORKERS: Final = 12.0
 """The same for workers of Ray, with its servers."""
 MIRROR: Final = 6.0
-"""Seconds from the begin of a run until MLflow has a short one."""
+"""Seconds from the beginning of a short run until MLflow has all of it."""
 START: Final = 0.5
 """Seconds of a training besides its rounds: building the experiment, writing checkpoints, tables
 and its report."""
@@ -46,8 +46,8 @@ class Estimate:
         up: Bytes that one client sends in a round.
         cohort: Number of clients in a round.
         steps: Number of optimizer steps of all clients in a round.
-        all_steps: Number of optimizer steps of the whole run, with a round of each stage taken for
-            all its rounds.
+        all_steps: Number of optimizer steps of the whole run, if all rounds of a stage take as many
+            as the first one.
         round: Seconds that the training of a round takes.
         evaluate: Seconds that the first evaluation of all clients takes. Later ones can be shorter.
         common: Seconds that one evaluation on the common test set takes; 0 if there is none.

@@ -1,9 +1,8 @@
 """Seconds and memory of many trainings, estimated before the first of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
-from math import isnan, nan
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -27,17 +26,27 @@ class Estimate:
         at_once: Number of jobs at the same time.
         seconds: Seconds of a job by method, the mean over the places; None for a method that could
             not be measured.
-        total: Seconds of all jobs and of their report, without such methods.
         memory: Bytes of the process of one job, the largest of those that were measured.
         steps: Optimizer steps of a job by method, in its first place.
+        each: Seconds of a job by method and place.
+        start: Seconds until processes begin to train.
+        total: Seconds of all jobs and of their report, without methods that were not measured.
     """
 
     kind: str
     at_once: int
     seconds: Mapping[str, float | None]
-    total: float
     memory: int
     steps: Mapping[str, int]
+    each: Mapping[tuple[str, str], float]
+    start: float
+    total: float = REPORT
+
+    def of(self, left: Iterable[tuple[tuple[str, str], float]]) -> "Estimate":
+        """Return the estimate of jobs: method and place of each, and the share of its rounds."""
+        each = [share * self.each.get(job, 0.0) for job, share in left]
+        trained = self.start + max(sum(each) / self.at_once, *each) if each else 0.0
+        return replace(self, total=trained + REPORT)
 
     def tree(self) -> dict[str, Any]:
         """Return the estimate as values of JSON."""
@@ -54,27 +63,23 @@ class Estimate:
             f"cost: about {duration(self.total)} with {self.at_once} {self.kind}"
             f"{'' if self.at_once == 1 else 's'} at once, and {size(self.memory * self.at_once)} of"
             f" memory; the report is in it. One {self.kind} takes: {', '.join(known)}."
-        ]
+        ] * bool(known)
         if others:
             found.append(f"cost: {', '.join(others)} failed when measured, and is in no figure.")
         return found
 
 
 def measure(
-    jobs: Sequence[Job],
-    left: Sequence[tuple[Job, float]],
-    samples: Callable[[Job], Federation],
-    resources: Resources,
+    jobs: Iterable[Job], samples: Callable[[Job], Federation], resources: Resources
 ) -> Estimate:
-    """Estimate the cost of jobs from a warm round of each method in its first place.
+    """Measure a warm round of each method in its first place; `Estimate.of` says what jobs cost.
 
-    How much more or less a job costs in another place is that of the first method there. The state
-    of PyTorch's random generators and its number of threads may change.
+    In another place, a job of a method is taken to cost as many times more or less as a job of the
+    first method there does, which is measured in both. The state of PyTorch's random generators and
+    its number of threads may change.
 
     Args:
         jobs: All jobs.
-        left: Those that are to be trained, and the share of their rounds that is; a job can be
-            there several times.
         samples: Function from a job to the samples of its clients.
         resources: Number of jobs at the same time.
     """
@@ -100,17 +105,10 @@ def measure(
         here, there = found.get((guide[place], place)), found.get((guide[place], home))
         if (name, place) not in found and (name, home) in found:
             found[name, place] = found[name, home] * (here / there if here and there else 1.0)
-    seconds = {
-        name: fmean([one for (who, _), one in found.items() if who == name] or [nan])
-        for name in at_home
-    }
-    each = [share * found.get((job.method, job.place), 0.0) for job, share in left]
-    at_once = resources.concurrent
-    total = REPORT + max(sum(each) / at_once, *each) if each else REPORT
-    if at_once > 1 and each:
-        total += WORKERS if resources.gpus else PROCESSES
-    known = {name: None if isnan(one) else one for name, one in seconds.items()}
-    return Estimate(resources.kind, at_once, known, total, memory, steps)
+    own = {name: [one for (who, _), one in found.items() if who == name] for name in at_home}
+    mean = {name: fmean(each) if each else None for name, each in own.items()}
+    start = (WORKERS if resources.gpus else PROCESSES) if resources.concurrent > 1 else 0.0
+    return Estimate(resources.kind, resources.concurrent, mean, memory, steps, found, start)
 
 
 def _estimated(

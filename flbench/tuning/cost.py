@@ -5,8 +5,6 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from flbench.experiment.estimate import REPORT, WORKERS
-from flbench.jobs import estimate
-from flbench.jobs.job import Job
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.request import LONG_TAIL, ORIGIN, grace_of
 
@@ -47,19 +45,18 @@ def measure(prepared: PreparedStudy) -> Plan:
     request, config = prepared.request, prepared.config
     trials, seeds, rounds = prepared.trials, request.seeds, config.train.rounds
     search = sum(trials.values())
-    jobs = [Job(name, name, "", "", 0, mine, {}) for name, mine in prepared.configs.items()]
     every, is_halved = config.evaluation_period, request.scheduler == "asha"
     grace = {name: grace_of(name, rounds, every) for name in request.methods if is_halved}
-    left = []
-    for job in jobs:
-        share = grace.get(job.method, rounds) / rounds
+    cost, left = prepared.cost or prepared.measure(), []
+    for job in cost.each:
+        share = grace.get(job[0], rounds) / rounds
         others = share + (1 - share) * CONTINUED
-        each = [1.0, *[others] * (trials[job.method] - 1), *[1.0] * 2 * seeds]
+        each = [1.0, *[others] * (trials[job[0]] - 1), *[1.0] * 2 * seeds]
         left += [(job, one) for one in each]
-    cost = estimate.measure(jobs, left, lambda job: prepared.federation, prepared.resources)
+    cost = cost.of(left)
     # The search is in Ray, also without GPUs, and has a report beside that of the comparison.
     cost = replace(cost, total=cost.total + WORKERS + REPORT)
-    cells = [len(jobs) * seeds, 2 * len(jobs) * seeds]
+    cells = [len(trials) * seeds, 2 * len(trials) * seeds]
     tree = {
         "methods": list(request.methods),
         "trials": request.trials,
@@ -89,15 +86,14 @@ def measure(prepared: PreparedStudy) -> Plan:
         totals = [count * prepared.steps[name] for name, count in trials.items()]
         each_has = ", ".join(f"{name} {count:,}" for name, count in prepared.steps.items())
         said.append(
-            f"plan: optimizer steps of a whole trial: {each_has}. Without a stop the searches"
-            f" differ by {max(totals) / min(totals) - 1:.1%} in their steps; more --trials are more"
-            " exact."
+            f"plan: optimizer steps of a whole trial: {each_has}. Without a stop, the steps of the"
+            f" searches differ by {max(totals) / min(totals) - 1:.1%}."
         )
     if grace and min(grace.values()) < rounds:
         first = ", ".join(f"{number} ({name})" for name, number in grace.items())
         said.append(
             f"plan: ASHA may stop a trial from round {first} on; default parameters are trained to"
-            f" the end. The cost is that if {CONTINUED:.0%} of the others go on."
+            f" the end. The cost assumes that {CONTINUED:.0%} of the others are not stopped."
         )
     said += cost.sentences()
     return Plan(tree, said)

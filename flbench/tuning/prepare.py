@@ -21,6 +21,7 @@ from flbench.data.federation import Federation
 from flbench.experiment import assembly, own_metrics, provenance
 from flbench.experiment.engines import on_this_machine, with_device
 from flbench.jobs import estimate
+from flbench.jobs.estimate import Estimate
 from flbench.jobs.job import Job
 from flbench.metrics import names as metric_names
 from flbench.metrics.classes import rare_classes
@@ -59,6 +60,7 @@ class PreparedStudy:
         parcel: Objects of the user that the configurations name.
         steps: Optimizer steps of a whole trial with default parameters by method, if the searches
             have equal steps.
+        cost: What such a trial costs, if it was measured to count its steps.
     """
 
     request: TuneRequest
@@ -70,6 +72,12 @@ class PreparedStudy:
     notes: tuple[str, ...] = ()
     parcel: Parcel = NOTHING
     steps: Mapping[str, int] = field(default_factory=dict)
+    cost: Estimate | None = None
+
+    def measure(self) -> Estimate:
+        """Measure what a training of each method with default parameters costs."""
+        jobs = (Job(name, name, "", "", 0, mine, {}) for name, mine in self.configs.items())
+        return estimate.measure(jobs, lambda job: self.federation, self.resources)
 
     @property
     def trials(self) -> dict[str, int]:
@@ -157,14 +165,13 @@ def prepare(
         parcel,
     )
     if request.equal == "steps":
-        jobs = [Job(name, name, "", "", 0, mine, {}) for name, mine in configs.items()]
-        cost = estimate.measure(jobs, [], lambda job: federation, resources)
+        cost = prepared.measure()
         if uncounted := ", ".join(name for name in configs if not cost.steps.get(name)):
             raise UserError(
                 f"`equal=steps`: no optimizer steps of {uncounted} could be counted; a round fails,"
                 " or takes none. Leave these methods out, or use equal=trials."
             )
-        prepared = replace(prepared, steps=cost.steps)
+        prepared = replace(prepared, steps=cost.steps, cost=cost)
     prepared.proposals()  # raises an error if a grid is larger than the budget
     return prepared
 

@@ -37,7 +37,7 @@ FACTOR: Final = 3  # successive halving continues one trial in three
 LONG_TAIL: Final = {"data.imbalance": 0.1, "partition.alpha": 0.5, "train.rounds": 30}
 """What a study trains on if nothing else is asked for: digits on which hyper-parameters and methods
 differ, with rare classes; docs/guides/tune.md has the measurements."""
-NAMING: Final = {"data.name", "data.path", "data.source", "partition.scheme"}
+OTHER_DATA: Final = {"data.name", "data.path", "data.source", "partition.scheme"}
 """Keys by which a user chooses other data."""
 ORIGIN: Final = "flbench tune"
 TRIAL_EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`
@@ -172,7 +172,7 @@ def with_defaults(layers: list[Layer]) -> list[Layer]:
     Args:
         layers: Layers of a method's configuration.
     """
-    own = {} if NAMING & merge(layers).keys() else LONG_TAIL
+    own = {} if OTHER_DATA & merge(layers).keys() else LONG_TAIL
     layers = [from_values(own, ORIGIN), *layers]
     rounds = resolve(layers)[0].train.rounds
     values = {

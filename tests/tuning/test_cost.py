@@ -3,6 +3,7 @@
 import pytest
 
 from flbench.cli.app import main
+from flbench.experiment import estimate
 from flbench.experiment.estimate import REPORT, WORKERS
 from tests.cli.test_json import document
 from tests.support import SMALL
@@ -32,9 +33,17 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, monkeypatch):
 def test_trials_of_equal_steps_are_fewer_if_they_take_more(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     more = ("--trials", "5", "--seeds", "0", "--equal", "steps", "--dry-run")
+    real, asked = estimate.measure, []
+
+    def measure(experiment):
+        asked.append(experiment.config.algorithm.name)
+        return real(experiment)
+
+    monkeypatch.setattr(estimate, "measure", measure)
 
     plan = document("tune", "fedavg", "ditto", "local", *SMALL, *more)
 
+    assert asked == ["fedavg", "ditto", "local"]  # the plan uses what counted the steps
     assert plan["trials_of"] == {"fedavg": 5, "ditto": 2, "local": 5}
     assert plan["trainings"] == {"search": 12, "cells": [0, 0]}
 
