@@ -2,6 +2,7 @@
 
 import resource
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -9,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from flbench.client.program import LocalProgram, Step, shortened
+from flbench.client.program import LocalProgram, Phase, Step, shortened
 from flbench.core.tree import nbytes
 from flbench.core.types import State
 from flbench.engine.base import RoundSettings
@@ -23,6 +24,8 @@ SCALARS: Final = 2**24
 """Largest number of parameters of the models that are evaluated."""
 LONG: Final = 10.0
 """Seconds of a round that is not trained again to be measured without the start of processes."""
+LATER: Final = 3
+"""Rounds that are measured of a method in which the length of a phase depends on losses."""
 PROCESSES: Final = 4.0
 """Seconds until processes of an idle machine have imported PyTorch and begin to train."""
 WORKERS: Final = 12.0
@@ -47,7 +50,7 @@ class Estimate:
         cohort: Number of clients in a round.
         steps: Number of optimizer steps of all clients in a round.
         all_steps: Number of optimizer steps of the whole run, if all rounds of a stage take as many
-            as the first one.
+            as the last one that was measured.
         round: Seconds that the training of a round takes.
         evaluate: Seconds that the first evaluation of all clients takes. Later ones can be shorter.
         common: Seconds that one evaluation on the common test set takes; 0 if there is none.
@@ -90,15 +93,15 @@ def measure(experiment: Experiment) -> Estimate:
     train, steps = 0.0, 0
     for number, stage in enumerate(algorithm.stages()):
         if stage.rounds and number != longest:
-            other = _measured(experiment, number)
-            train += stage.rounds * other.seconds
-            steps += stage.rounds * int(other.trained.results.steps.sum())
+            costs = _measured(experiment, number).costs
+            train += _over(stage.rounds, [cost.seconds for cost in costs])
+            steps += int(_over(stage.rounds, [cost.steps for cost in costs]))
     evaluator = experiment.evaluator(lambda text: None)
     main = _measured(experiment, longest, evaluated, evaluator)
     length = algorithm.stages()[longest].rounds
     results, after, settings = main.trained.results, main.after, main.settings
-    train += length * main.seconds
-    steps += length * int(results.steps.sum())
+    train += _over(length, [cost.seconds for cost in main.costs])
+    steps += int(_over(length, [cost.steps for cost in main.costs]))
     sent = row_bytes(apply_mask(results.sent))
     # The first dispatch can be smaller: clients know the seeded initial values.
     now = rounds.settings_of(algorithm, after)
@@ -124,7 +127,7 @@ def measure(experiment: Experiment) -> Estimate:
         cohort=len(main.ids),
         steps=int(results.steps.sum()),
         all_steps=steps,
-        round=main.seconds,
+        round=main.costs[-1].seconds,
         evaluate=evaluate,
         common=common,
         total=total,
@@ -135,14 +138,26 @@ def measure(experiment: Experiment) -> Estimate:
     )
 
 
+class _Cost(NamedTuple):
+    """Seconds and optimizer steps of all clients of a round."""
+
+    seconds: float
+    steps: int
+
+
 class _Measured(NamedTuple):
-    """A round of a stage, its clients and settings, the state after it, and its seconds."""
+    """The last measured round of a stage, the state after it, and what each measured round cost."""
 
     ids: Tensor
     settings: RoundSettings
     trained: Trained
     after: State
-    seconds: float
+    costs: list[_Cost]
+
+
+def _over(rounds: int, each: Sequence[float]) -> float:
+    """Return the sum over rounds; those that were not measured cost as much as the last one."""
+    return sum(each[:rounds]) + max(0, rounds - len(each)) * each[-1]
 
 
 def _measured(
@@ -153,6 +168,8 @@ def _measured(
 ) -> _Measured:
     """Train the first round of a stage: once to start processes and allocate, then for the time.
 
+    Where the length of a phase depends on losses (`Phase.until`), the next two rounds follow.
+
     Args:
         experiment: The experiment.
         number: Number of the stage.
@@ -160,23 +177,31 @@ def _measured(
         evaluator: What evaluates the cohort at the end of the round; None for nothing.
     """
     algorithm, engine = experiment.algorithm, experiment.engine
-    before = replace(experiment.sketch(), stage=number)
-    settings = rounds.settings_of(algorithm, before)
-    program = algorithm.local_program(rounds.visible_to_server(before, LocalProgram(())))
-    ids = algorithm.cohort(rounds.visible_to_server(before, program), settings.draw)
+    state = replace(experiment.sketch(), stage=number)
+    program = algorithm.local_program(rounds.visible_to_server(state, LocalProgram(())))
+    ids = algorithm.cohort(
+        rounds.visible_to_server(state, program), rounds.settings_of(algorithm, state).draw
+    )
     rows = ids if evaluated is None else torch.cat([ids, evaluated])
     state = replace(experiment.sketch(rows), stage=number)
     observe: tuple[Step, ...] = ()
     if evaluator is not None:
         first = next(iter(rounds.deployments(algorithm, state, ids[:1]).values()))
         observe = evaluator.observers(first, common=False)
-    train = partial(rounds.train, algorithm, engine, state, settings, ids=ids, observe=observe)
-    for _ in range(2):
+    varies = any(isinstance(step, Phase) and step.until is not None for step in program.steps)
+    costs: list[_Cost] = []
+    for _ in range(LATER if varies else 1):
+        settings = rounds.settings_of(algorithm, state)
+        train = partial(rounds.train, algorithm, engine, state, settings, ids=ids, observe=observe)
+        program = algorithm.local_program(rounds.visible_to_server(state, LocalProgram(())))
+        for _ in range(1 if costs else 2):
+            begin = time.perf_counter()
+            trained = train(program=program)
+            seconds = time.perf_counter() - begin - trained.results.observe_seconds
+            if seconds > LONG:
+                break
         begin = time.perf_counter()
-        trained = train(program=program)
-        seconds = time.perf_counter() - begin - trained.results.observe_seconds
-        if seconds > LONG:
-            break
-    begin = time.perf_counter()
-    after = rounds.exchange(algorithm, state, trained).state
-    return _Measured(ids, settings, trained, after, seconds + time.perf_counter() - begin)
+        state = rounds.exchange(algorithm, state, trained).state
+        seconds += time.perf_counter() - begin
+        costs.append(_Cost(seconds, int(trained.results.steps.sum())))
+    return _Measured(ids, settings, trained, state, costs)
