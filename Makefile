@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: unit docs clean
 
 demo: $(VENV)/installed
-	$(BIN)/flbench run --algo hfcd,fedavg,fedproto,local --config configs/demo.yaml
+	$(BIN)/flbench compare hfcd fedavg fedproto local --seeds 1 --config configs/demo.yaml
 
 # Mypy uses one core, so the tests begin as soon as the lint is through.
 test: $(VENV)/installed

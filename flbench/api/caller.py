@@ -46,7 +46,6 @@ class Caller:
     def of(
         cls,
         values: Mapping[str, Any],
-        given: Mapping[str, Any],
         objects: Mapping[str, Any],
         again: Iterable[str] | None = None,
     ) -> Self:
@@ -54,13 +53,12 @@ class Caller:
 
         Args:
             values: Its arguments `progress`, `callbacks` and `logger`.
-            given: All arguments that belong to the configuration, by name.
-            objects: The objects among them.
+            objects: The objects of the user without an import path, by the name of their section.
             again: Names of what `fl.resume` must be given again; by default, the objects.
         """
         from flbench.calls import parts  # it imports PyTorch
 
-        names = parts.again(given, objects if again is None else again)
+        names = parts.again(objects if again is None else again)
         callbacks, loggers = (listed(values.get(name, ())) for name in ("callbacks", "logger"))
         resume = partial(how_to_resume, again=names)
         return cls(values["progress"], resume, callbacks, loggers, objects)
@@ -85,11 +83,10 @@ class Progress(Callback):
 
     Args:
         title: Line that is shown first.
-        known: Notes that are not shown again; new ones are added.
     """
 
-    def __init__(self, title: str, known: set[str]) -> None:
-        self._title, self._known = title, known
+    def __init__(self, title: str) -> None:
+        self._title = title
         self._has_begun = self._has_warmed_up = False
         self._score = ""
         self.done = self.rounds = self._first = 0
@@ -101,9 +98,6 @@ class Progress(Callback):
 
     def show(self, *, is_due: bool) -> None:
         """Show how far the run is; `is_due` after an evaluation, and at the beginning."""
-
-    def note(self, text: str) -> None:
-        """Show a note."""
 
     @property
     def text(self) -> str:
@@ -138,13 +132,6 @@ class Progress(Callback):
         self._score = "no validation part" if value is None else f"validation {score}"
         self.show(is_due=True)
 
-    def on_note(self, text: str) -> None:
-        """Show a note, unless it is from before the first round and is known."""
-        if self._has_begun or text not in self._known:
-            self.note(text)
-        if not self._has_begun:
-            self._known.add(text)
-
     def _left(self) -> str:
         """Return the estimated time left; "" before the first round of this process."""
         done = self.done - self._first
@@ -157,8 +144,8 @@ class Progress(Callback):
 class Lines(Progress):
     """Prints a line for each evaluation, and others if there was none for a while."""
 
-    def __init__(self, title: str, known: set[str], console: Console) -> None:
-        super().__init__(title, known)
+    def __init__(self, title: str, console: Console) -> None:
+        super().__init__(title)
         self._print, self._silence = console.print, Silence()
         self._print(shortened(title), soft_wrap=True)
 
@@ -172,7 +159,7 @@ class Lines(Progress):
             self._line(self.text)
         self._score = ""  # of this round alone
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         """Print a note."""
         self._line(f"note: {text}")
 
@@ -187,14 +174,14 @@ class Lines(Progress):
             doing = "reading the data and preparing the training"
         elif self.done == self.rounds:
             doing = "evaluating the last round, writing the results and ending the workers"
-        self.note(f"{doing}.")
+        self.on_note(f"{doing}.")
 
 
 class Bar(Progress):
     """Shows a bar on a terminal."""
 
-    def __init__(self, title: str, known: set[str], console: Console) -> None:
-        super().__init__(title, known)
+    def __init__(self, title: str, console: Console) -> None:
+        super().__init__(title)
         self._print = console.print
         self._print(shortened(title), soft_wrap=True)
         columns = BarColumn(), TextColumn("{task.description}")
@@ -209,6 +196,6 @@ class Bar(Progress):
         """Move the bar."""
         self._bar.update(self._task, description=self.text, total=self.rounds, completed=self.done)
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         """Print a note above the bar."""
         self._print(f"note: {text}", soft_wrap=True)

@@ -26,7 +26,6 @@ DATA: Final = ("name", "path", "source")  # keys of `data` that say which data s
 SHARED: Final = ("seed", "partition.", "data.", "output.", "tracking.")
 """Beginnings of keys that no method has for itself."""
 NAMING: Final = tuple(f"{SECTION}{key}" for key in ("name", "source", "sha256"))
-KEPT: Final = ("vary", "grid", "tuned", "out")  # what a comparison that has begun keeps
 
 
 def call(
@@ -61,7 +60,7 @@ def call(
         written |= settings | plain
         left_out = (None, False)
         told = [f"{k}={v!r}" for k, v in written.items() if not any(v is one for one in left_out)]
-        caller = Caller.of(values, given, objects, ["data", *objects] if own else None)
+        caller = Caller.of(values, objects, ["data", *objects] if own else None)
         ending = campaigns.Campaign(
             caller,
             LoadedSamples(objects, own),
@@ -103,12 +102,10 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
     if (address := keys.pop("address", None)) is not None:
         keys["engine.address"] = address
     sets, own = data_sets(keys.pop("data", None))
-    kept = ["data"] if sets and not own else [name for name in KEPT if name in keys]
-    if kept:
+    if sets and not own:
         raise ConfigError(
-            f"`{kept[0]}`: {path} keeps its plan. Leave it out, or start a new comparison."
-            " `methods` and `seeds` can be added to, and data that are objects without an import"
-            " path are given again."
+            f"`data`: {path} keeps its data. Leave them out, or start a new comparison. Data that"
+            " are objects without an import path are given again."
         )
     given, objects = parts.given_again(keys)
     for section in ("partition", "model"):  # the comparison knows their section
@@ -117,7 +114,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
     origin = "argument of fl.resume"
     plain = {name: arguments.plain(value, name, origin) for name, value in given.items()}
     told = {"progress": progress}
-    caller = Caller.of(told, keys, objects, ["data", *objects] if own else None)
+    caller = Caller.of(told, objects, ["data", *objects] if own else None)
     ending = campaigns.Campaign(caller, LoadedSamples(objects, own), jobs, force, reused).carry_on(
         path, methods_of(methods or [], origin), [from_values(plain, origin)], seeds
     )

@@ -75,7 +75,7 @@ def federate(
             a net of flbench or classes have, or a metric cannot be computed; the message names it.
         UserError: See `fl.run`.
         RunError: See `fl.run`.
-        KeyboardInterrupt: The run was interrupted and saved. `fl.resume(path, module=module)`
+        KeyboardInterrupt: The run was interrupted and saved. `fl.resume(path, model=module)`
             continues it. A class or function with an import path, unlike one of a notebook's cell,
             need not be given again.
 

@@ -1,6 +1,6 @@
 """Reading runs, studies and comparisons back from their folders."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Final
 
@@ -22,7 +22,8 @@ FIRST: Final = ("method", "dataset", "model", "seed")
 STATE: Final = ("rounds", "best_round", "finished")
 LAST: Final = (*TRAFFIC, "seconds", "path")
 PLACES: Final = ("output.", "tracking.", "data.root")  # keys that say where files are
-NAMED: Final = ("algorithm.name", "data.name", "model.name", "seed", "train.rounds")
+SEED: Final = "partition.seed"
+NAMED: Final = ("algorithm.name", "data.name", "model.name", "train.rounds")
 
 
 def load(path: str | PathLike[str], *, trust: bool = False) -> Run | Study | PlannedComparison:
@@ -97,42 +98,45 @@ def runs(*paths: str | PathLike[str]) -> pd.DataFrame:
     return _table(found)
 
 
-def _table(found: Sequence[reading.StoredRun]) -> pd.DataFrame:
-    """Return the DataFrame of `runs`."""
-    trees = [
-        {
-            key: value
-            for key, value in leaves(run.config.tree()).items()
-            if key not in NAMED and not key.startswith(PLACES)
-        }
-        for run in found
-    ]
+def settings_of(found: Sequence[reading.StoredRun]) -> pd.DataFrame:
+    """Return the keys in which runs differ (columns, seeds among them): a row for each run."""
+    trees = [leaves(run.config.tree()) for run in found]
     texts = pd.DataFrame([{key: str(value) for key, value in tree.items()} for tree in trees])
     keys = [key for key in map(str, texts) if texts[key].nunique() > 1]
-    rows = [
-        _row(run, {key: tree.get(key) for key in keys})
-        for run, tree in zip(found, trees, strict=True)
-    ]
+    own = [key for key in keys if key not in NAMED and not key.startswith(PLACES)]
+    if {"seed", SEED} <= {*own} and texts["seed"].equals(texts[SEED]):
+        own.remove(SEED)
+    rows = [{key: _value(tree.get(key)) for key in own} for tree in trees]
+    return pd.DataFrame(rows, index=range(len(found)), columns=own, dtype=object)
+
+
+def _table(found: Sequence[reading.StoredRun]) -> pd.DataFrame:
+    """Return the DataFrame of `runs`."""
+    settings = settings_of(found).drop(columns="seed", errors="ignore")
+    rows = [_row(run, keys) for run, keys in zip(found, settings.to_dict("records"), strict=True)]
     metrics = sorted(
         {key for row in rows for key in row if key.startswith(("validation.", "test."))}
     )
-    frame = pd.DataFrame(rows, columns=[*FIRST, *keys, *STATE, *metrics, *LAST])
+    frame = pd.DataFrame(rows, columns=[*FIRST, *settings, *STATE, *metrics, *LAST])
     kinds = dict.fromkeys(("method", "dataset", "model", "path"), "str")
     kinds |= dict.fromkeys(("seed", "rounds", "best_round", *TRAFFIC), "int64")
     kinds |= {"finished": "bool"} | dict.fromkeys(("seconds", *metrics), "float64")
     return frame.astype(kinds)
 
 
-def _row(run: reading.StoredRun, settings: dict[str, Any]) -> dict[str, Any]:
+def _value(value: Any) -> Any:
+    """Return a value for a cell of a table: a list as text."""
+    return str(value) if isinstance(value, list) else value
+
+
+def _row(run: reading.StoredRun, settings: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the row of one run."""
     summary = run.summary
     best = {split: summary["best"][split] for split in ("validation", "test")}
-    lists = {key: str(value) for key, value in settings.items() if isinstance(value, list)}
     return {
         "method": summary["algorithm"],
         **{key: summary[key] for key in ("dataset", "model", "seed", "rounds")},
         **settings,
-        **lists,
         "best_round": summary["best"]["round"],
         "finished": run.finished,
         **{key: value for key, value in leaves(best).items() if "@" not in key},

@@ -1,19 +1,13 @@
 """The methods as a DataFrame, and one of them as a card."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import pandas as pd
-import torch
 
-from flbench.algorithms import ALGORITHMS, Setting, catalogue
+from flbench.algorithms import ALGORITHMS, catalogue
 from flbench.config.key_types import type_name
-from flbench.config.resolve import resolve
-from flbench.config.sources import from_overrides, from_values
-from flbench.core.errors import ConfigError
-from flbench.models.base import build, describe
-from flbench.tuning import deployments, library
 
 PAPER: Final = ("title", "authors", "venue", "doi")
 TRAVELS: Final = ("down", "up", "keeps")
@@ -41,11 +35,6 @@ class Method:
         about: The documentation.
         keys: Its keys in the section `algorithm`. Columns: `key`, `type` and `range` str, `default`
             (a value of any type), `unit` str (missing for a number without one), `meaning` str.
-        space: Search space that comes with the method, for `train.rounds` of the default
-            configuration. Columns, str: `key`, dotted; `values`. None for a method without one.
-        deployments: Names of the models that are evaluated, with its default keys; `personal` is
-            first, and `gm` is one model for all clients. It is empty if the method needs a package
-            that is not installed.
         travels: What the server sends (`down`), clients send (`up`) and keep (`keeps`).
         needs: What a setting must have for the method.
     """
@@ -54,8 +43,6 @@ class Method:
     paper: Mapping[str, str | None]
     about: str
     keys: pd.DataFrame = field(repr=False, compare=False)
-    space: pd.DataFrame | None = field(repr=False, compare=False)
-    deployments: tuple[str, ...]
     travels: Mapping[str, str]
     needs: tuple[str, ...] = ()
 
@@ -91,43 +78,6 @@ def method(name: str | type) -> Method:
         entry["paper"],
         entry["about"],
         frame,
-        _space(registered),
-        _deployments(registered, entry["example"]),
         {key: entry[key] for key in TRAVELS},
         tuple(entry["needs"]),
     )
-
-
-def _space(name: str) -> pd.DataFrame | None:
-    """Return the search space of a method; None if it comes without one."""
-    rounds = resolve([])[0].train.rounds
-    try:
-        space = library.built_in(name, rounds=rounds)
-    except ConfigError:
-        return None
-    rows = [(path, parameter.values) for path, parameter in space.parameters.items()]
-    return pd.DataFrame(rows, columns=["key", "values"], dtype="str")
-
-
-def _deployments(name: str, example: Sequence[str]) -> tuple[str, ...]:
-    """Return the deployments of a method with its default keys, on four clients with digits."""
-    config, _ = resolve([from_values({"algorithm": name}, "fl.method"), from_overrides(example)])
-    shape, classes, clients = (1, 8, 8), 10, 4
-    try:
-        net = build(config.model, shape, classes, config.seed)
-    except ConfigError:
-        if example:  # a package that is not installed
-            return ()
-        raise
-    setting = Setting(
-        seed=config.seed,
-        rounds=config.train.rounds,
-        train=config.train,
-        clients=clients,
-        sizes=torch.full((clients,), 10),
-        classes=classes,
-        net=describe(net, shape),
-        model=config.model.name,
-    )
-    algorithm = ALGORITHMS.find(name)(config.algorithm, setting)
-    return deployments.names(algorithm, net)

@@ -30,8 +30,8 @@ def card_of(run: StoredRun) -> str:
 class NotebookBar(Progress):
     """Shows a bar with notes below it, by the `display` of IPython, which every notebook has."""
 
-    def __init__(self, title: str, known: set[str]) -> None:
-        super().__init__(title, known)
+    def __init__(self, title: str) -> None:
+        super().__init__(title)
         self._notes: list[str] = []
         self._shown = time.monotonic()
         shown: Any = import_module("IPython.display")  # it has no types
@@ -51,7 +51,7 @@ class NotebookBar(Progress):
         if is_due or time.monotonic() - self._shown > INTERVAL:
             self._update()
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         """Add a note below the bar."""
         self._notes.append(text)
         self._update()

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from flbench.core.errors import UserError, did_you_mean
-from flbench.results.reading import VALIDATION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,16 +24,16 @@ def curves(run: Any) -> "Figure":
     return pictures.curves([(str(run.summary["algorithm"]), rows)], run.config.evaluation.best)
 
 
-def per_class(run: Any, moment: str = "last") -> "Figure":
+def per_class(run: Any) -> "Figure":
     """Draw recall and F1 of each class on the test parts, most training samples first."""
     from flbench.reports import data_figures
 
-    rows = _at(run, run.per_class, moment).sort_values("train_support", ascending=False)
+    rows = _classes(run).sort_values("train_support", ascending=False)
     pairs = zip(rows["name"], rows["rare"], strict=True)
     return data_figures.classes(
         [f"{name} (rare)" if rare else name for name, rare in pairs],
         {"recall": rows["recall"].tolist(), "F1": rows["f1"].tolist()},
-        f"{run.title}: test, {moment} round",
+        f"{run.title}: test, last round",
         "class, most training samples first",
     )
 
@@ -45,35 +44,26 @@ def confusion(run: Any, split: str = "test") -> "Figure":
 
     if split not in ("validation", "test"):
         raise UserError(f"`split` must be validation or test, got {split!r}.")
-    names = _at(run, run.per_class, "last")["name"].tolist()
+    names = _classes(run)["name"].tolist()
     counts = np.zeros((len(names), len(names)))
     rows = run.confusion[run.confusion["split"] == split]
     counts[rows["true"], rows["predicted"]] = rows["count"]
     return data_figures.confusion(counts, names, f"{run.title}: {split}, last round")
 
 
-def clients(run: Any, metric: str | None = None, moment: str = "last") -> "Figure":
-    """Draw a metric of `run.clients` against the number of training samples of each client."""
-    from flbench.reports import data_figures
-
-    metric = run.config.evaluation.best.column if metric is None else metric
-    rows = _at(run, run.clients, moment)
-    known = [name for name in rows.columns if rows[name].dtype == "float64"]
-    if metric not in known:
-        raise UserError(f"`metric` must be one of {', '.join(known)}, got {metric!r}.")
-    part = "validation" if metric.startswith(VALIDATION) else "test"
-    labels = rows["name"].tolist() if "name" in rows else rows["client"].astype(str).tolist()
-    return data_figures.clients(
-        rows["train_size"].to_numpy(),
-        rows[metric].to_numpy(),
-        labels,
-        metric.removeprefix(VALIDATION).replace("_", " "),
-        f"{run.title}: {part}, {moment} round",
-    )
+def _classes(run: Any) -> "pd.DataFrame":
+    """Return the classes of a run after its last round."""
+    table: pd.DataFrame = run.per_class
+    if table.empty:
+        raise UserError(
+            f"{run.path} is unfinished: this picture needs a finished run. Continue it with"
+            f" fl.resume({str(run.path)!r})."
+        )
+    return table[table["moment"] == "last"]
 
 
 PICTURES: Final[dict[str, Callable[..., "Figure"]]] = {
-    one.__name__: one for one in (curves, per_class, confusion, clients)
+    one.__name__: one for one in (curves, per_class, confusion)
 }
 """Pictures of a run by name, as `Run.plot` draws them."""
 
@@ -95,15 +85,3 @@ def named(pictures: Mapping[str, Known], name: str) -> Known:
             f" {', '.join(pictures)}."
         )
     return pictures[name]
-
-
-def _at(run: Any, table: "pd.DataFrame", moment: str) -> "pd.DataFrame":
-    """Return the rows of a table at a moment."""
-    if table.empty:
-        raise UserError(
-            f"{run.path} is unfinished: this picture needs a finished run. Continue it with"
-            f" fl.resume({str(run.path)!r})."
-        )
-    if moment not in ("best", "last"):
-        raise UserError(f"`moment` must be best or last, got {moment!r}.")
-    return table[table["moment"] == moment]

@@ -124,21 +124,6 @@ class Comparison:
         return list(self._analysis.comparison.warnings)
 
     @property
-    def populations(self) -> dict[str, str]:
-        """By place, what its claims hold for, such as `over new partitions of these samples`; an
-        empty text where repetitions have the same seeds, or where there is one.
-        """
-        comparison = self._analysis.comparison
-        return {place: comparison.sampling_at(place).population for place in comparison.places}
-
-    @property
-    def kinds(self) -> dict[str, str]:
-        """Kind of partition by place: the scheme by which samples are distributed to clients, with
-        its keys. Places of one kind rank methods alike, so the tests over places count it once.
-        """
-        return dict(self._analysis.comparison.kinds)
-
-    @property
     def ranks(self) -> "pd.Series[float] | None":
         """Mean rank of each method over places, best first; None for a single place."""
         across = self._analysis.across

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flbench.api.caller import Caller
-from flbench.api.running import RunsEnding, finished, train_one
+from flbench.api.running import RunEnding, finished, train
 from flbench.api.runs import Run
 from flbench.callbacks import Callback
 from flbench.callbacks.base import Logger
@@ -53,9 +53,9 @@ def resume(
             `engine={"device": "cpu"}`. For a study, `jobs`, `gpus_per_trial`, `retries` and
             `address`. For a comparison, `jobs`, `address`, `methods` and `seeds` to add methods and
             repetitions, and `reuse`, folders of finished runs to use again. For all of them,
-            `data`, `partition`, `model` (or `module`, as `fl.federate` names it) and the functions
-            of `train={"terms": ...}` and `evaluation={"metrics": ...}`, if they are objects without
-            an import path.
+            `data`, `partition`, `model` (the module of `fl.federate`) and the functions of
+            `train={"terms": ...}` and `evaluation={"metrics": ...}`, if they are objects without an
+            import path.
 
     Returns:
         The finished run, study or comparison. One that was finished before is returned as it is.
@@ -88,11 +88,11 @@ def resume(
         plain, objects = parts.of_resume(folder, keys)
         given = {name: arguments.plain(value, name, origin) for name, value in plain.items()}
         told = {"progress": progress, "callbacks": callbacks, "logger": logger}
-        caller = Caller.of(told, keys, objects)
+        caller = Caller.of(told, objects)
         return finished(carry_on(folder, from_values(given, origin), caller), caller)
 
 
-def carry_on(path: Path, changed: Layer, caller: Caller) -> RunsEnding:
+def carry_on(path: Path, changed: Layer, caller: Caller) -> RunEnding:
     """Train what is left of a run.
 
     Returns:
@@ -106,6 +106,5 @@ def carry_on(path: Path, changed: Layer, caller: Caller) -> RunsEnding:
             f"{path} is a trial, which is never evaluated on test parts. Resume its study: flbench"
             f" tune --resume {study}"
         )
-    ending = RunsEnding([], Mirrors("user" if "tracking.uri" in changed else "folder"))
-    train_one(partial(lifecycle.resume, path, changed), f"resuming {path}", ending, caller)
-    return ending
+    mirrors = Mirrors("user" if "tracking.uri" in changed else "folder")
+    return train(partial(lifecycle.resume, path, changed), f"resuming {path}", mirrors, caller)

@@ -227,40 +227,6 @@ class Run:
         """
         return deepcopy(self.trained(client, **settings).net)
 
-    def best_client(
-        self,
-        metric: str | None = None,
-        *,
-        mode: Literal["max", "min"] | None = None,
-        checkpoint: Literal["best", "last"] = "best",
-    ) -> int | str:
-        """Return the client whose personal model has the best validation score.
-
-        `run.model(run.best_client())` is its model. The score is that of the client's validation
-        part, whose samples differ between clients: a high score can also mean easy samples. Test
-        scores are not used, so the test score of this model is not chosen by itself. Of several
-        clients with the best score it is the one with the most validation samples, and then the
-        first one.
-
-        Args:
-            metric: A metric of `clients`, such as `balanced_accuracy`; None for the metric by which
-                the best round is chosen: the accuracy, or `evaluation.best.metric` for targets that
-                are not classes.
-            mode: Whether the largest (`max`) or the smallest score is the best; None for `max`, or
-                for what `evaluation.best` says of its metric. A metric of the user's own other than
-                that one needs it.
-            checkpoint: The round: `best` by validation, or the `last` one.
-
-        Returns:
-            The name of the client if the clients have names; otherwise its id.
-
-        Raises:
-            UserError: The run is unfinished, has no such metric, or has no validation scores.
-        """
-        from flbench.api import run_tables
-
-        return run_tables.best_client(self._run, self.clients, metric, mode, checkpoint)
-
     def predict(
         self,
         x: "Tensor | NDArray[Any] | Sequence[Sequence[int]]",
@@ -298,9 +264,10 @@ class Run:
         hashes, and the lines of Python that load the file.
 
         Args:
-            file: The file to write.
+            file: The file to write: `.pt2` for `torch.export`, `.onnx`, or `.safetensors`, which
+                holds the weights alone.
             client: Name or id of a client; see `trained`.
-            settings: Which model, and the form of the file; see `ExportSettings`.
+            settings: Which model, and whether to replace files; see `ExportSettings`.
 
         Returns:
             The file.
@@ -312,24 +279,23 @@ class Run:
         """
         from flbench.deploy import formats
 
-        form, overwrite = settings.pop("format", None), settings.pop("overwrite", False)
+        overwrite = settings.pop("overwrite", False)
         path = arguments.path_of(file, "file")
         model = self.trained(client, **cast("ModelSettings", settings))
-        return formats.write(model, path, form, overwrite=overwrite)[0]
+        return formats.write(model, path, overwrite=overwrite)[0]
 
     def plot(self, name: str, **options: Any) -> "Figure":
         """Draw a picture as a figure of matplotlib; `figure.savefig(PATH)` writes it.
 
         Args:
             name: `curves`, the metric that chooses the best round and the loss by round;
-                `per_class`, recall and F1 of each class; `confusion`, the confusion matrix after
-                the last round; or `clients`, a metric of each client against its training samples.
-            options: `moment`, `best` or `last` (default), of `per_class` and `clients`; `split`,
-                `validation` or `test` (default), of `confusion`; `metric`, a column of `clients`.
+                `per_class`, recall and F1 of each class after the last round; or `confusion`, the
+                confusion matrix after the last round.
+            options: `split`, `validation` or `test` (default), of `confusion`.
 
         Raises:
-            UserError: There is no such picture, moment, split or metric, or the run is unfinished
-                or has no classes.
+            UserError: There is no such picture or split, or the run is unfinished or has no
+                classes.
         """
         from flbench.api import plots
 

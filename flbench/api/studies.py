@@ -13,10 +13,8 @@ from flbench.calls import arguments
 from flbench.comparison.folder import is_comparison
 from flbench.core.errors import UserError, did_you_mean
 from flbench.reports.shown import Chapter, card
-from flbench.results import metrics_file, study_folder
+from flbench.results import study_folder
 from flbench.results.study_folder import Trial
-from flbench.results.summary import RunningSummary
-from flbench.tuning.deployments import reported
 from flbench.tuning.report import StudyReport
 
 if TYPE_CHECKING:
@@ -85,41 +83,6 @@ class Study:
         does not have it; `attempts` int64; `reason` str, why it failed.
         """
         return self.report.trials
-
-    def results(self) -> pd.DataFrame:
-        """Return the trials of the search in the form of Ray Tune's `ResultGrid.get_dataframe()`.
-
-        There is one row for each trial that has been evaluated, with its last evaluation. Columns:
-        those that a trial of `fl.tuning.trainable` reports (`val_accuracy`, `round`, `up_bytes`
-        ...); `done`; `training_iteration`, the number of evaluations; `trial_id`, `METHOD/NUMBER`;
-        `date`, `time_total_s`, `logdir`; and `config/KEY` for each hyper-parameter, with the
-        method as `config/algorithm.name`.
-        """
-        header, rows = self._study.header, []
-        for trial in self._study.trials:
-            folder = self.path / "trials" / trial.method / f"{trial.index:03d}"
-            file = folder / "metrics.csv"
-            lines = metrics_file.read(file) if file.is_file() else []
-            seconds = trial.seconds or {}
-            found = reported(lines, seconds, header.deployment, trial.rounds)
-            if not found:
-                continue
-            rows.append(
-                {
-                    **found,
-                    "done": trial.ended is not None,
-                    "training_iteration": RunningSummary(lines).evaluated,
-                    "trial_id": f"{trial.method}/{trial.index:03d}",
-                    "date": trial.ended or trial.started,
-                    "time_total_s": seconds.get("total"),
-                    "logdir": str(folder),
-                    "config/algorithm.name": trial.method,
-                    **{f"config/{key}": value for key, value in trial.params.items()},
-                }
-            )
-        first = [key for row in rows for key in row if not key.startswith("config/")]
-        last = [key for row in rows for key in row if key.startswith("config/")]
-        return pd.DataFrame(rows, columns=list(dict.fromkeys([*first, *last])))
 
     def plot(self, name: str, method: str | None = None) -> "Figure":
         """Draw a picture of the study as a figure of matplotlib.

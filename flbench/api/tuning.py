@@ -51,7 +51,7 @@ def called(values: Mapping[str, Any], keys: Mapping[str, Any]) -> Study:
     given = arguments.sections(values, keys)
     options = fields({name: values[name] for name in OPTIONS})
     plain, objects = parts.split(given)
-    caller = Caller.of(values, given, objects)
+    caller = Caller.of(values, objects)
     with run_code(values["trust"]):
         methods = methods_of(values["methods"], "argument of fl.tune")
         if named := [
@@ -77,7 +77,7 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     """
     files = sorted(path.glob("methods/*.yaml"))  # data, net and terms are those of all methods
     began = files[0].relative_to(path).as_posix() if files else ""
-    known = (*parts.SECTIONS, "module", "algorithm")
+    known = (*parts.SECTIONS, "algorithm")
     own = {name: resources.pop(name) for name in [*resources] if name in known}
     rest, objects = parts.of_resume(path, own, began)
     resources |= {name: value for name, value in rest.items() if value}
@@ -88,7 +88,7 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
             " `partition`, `model` and the functions of `train` and `evaluation` are given again"
             " if they are objects."
         )
-    caller = Caller.of({"progress": progress}, own, objects)
+    caller = Caller.of({"progress": progress}, objects)
     ending = carry_on(path, fields(resources), caller)
     ending.check(caller)
     return Study(ending.path)

@@ -78,12 +78,9 @@ class ExportSettings(ModelSettings, total=False):
     """How a model of a run is written.
 
     Attributes:
-        format: `torch.export`, `onnx` or `safetensors`, which holds the weights alone; by default
-            what the suffix of the file stands for (`.pt2`, `.onnx`, `.safetensors`).
         overwrite: Whether to replace the files if they exist.
     """
 
-    format: str | None
     overwrite: bool
 
 

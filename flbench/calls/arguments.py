@@ -1,9 +1,7 @@
 """Arguments of the functions of `fl` as layers of the configuration."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
-from inspect import signature
+from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path, PurePath
 from typing import Any, Final, Protocol, runtime_checkable
@@ -115,28 +113,3 @@ def plain(value: Any, path: str, origin: str) -> Any:
         f"`{path}` must be a value of YAML: a number, a text, a list, a dict of keys{names}; got an"
         f" object of type {type(value).__name__} ({origin})."
     )
-
-
-def check_names(function: Callable[..., Any], keys: Iterable[str]) -> None:
-    """Refuse further keys of a call that look like misspelt arguments of the function.
-
-    Unknown keys that look like sections are refused when the configuration is resolved.
-
-    Raises:
-        ConfigError: A key is not a section of the configuration, and an argument has a similar
-            name.
-
-    >>> def tune(methods, trials=None, **keys): ...
-    >>> check_names(tune, ["trails"])
-    Traceback (most recent call last):
-        ...
-    flbench.core.errors.ConfigError: `trails` is not an argument of fl.tune. Did you mean `trials`?
-    """
-    parameters, sections = signature(function).parameters.values(), Config.model_fields
-    known = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
-    for key in (one for one in keys if one not in sections):
-        close = get_close_matches(key, [*known, *sections], n=1)
-        if close and close[0] not in sections:
-            raise ConfigError(
-                f"`{key}` is not an argument of fl.{function.__name__}. Did you mean `{close[0]}`?"
-            )

@@ -147,25 +147,19 @@ def with_natural_clients(plain: Mapping[str, Any], objects: Mapping[str, Any]) -
     return dict(plain)
 
 
-def again(arguments: Mapping[str, Any], objects: Iterable[str]) -> list[str]:
+def again(objects: Iterable[str]) -> list[str]:
     """Return the arguments by which `fl.resume` gets the objects of a call again, as Python code.
 
-    >>> again({"model": {"lightning": True}}, ["data", "model", "train.terms"])
-    ['data=...', 'module=...', "train={'terms': [...]}"]
+    >>> again(["data", "model", "train.terms"])
+    ['data=...', 'model=...', "train={'terms': [...]}"]
     """
-    model = arguments.get("model")
-    is_module = "module" in arguments or (isinstance(model, Mapping) and model.get("lightning"))
-    names = {"model": "module=..."} if is_module else {}
-    return [(ENTRIES | names).get(name, f"{name}=...") for name in objects]
+    return [ENTRIES.get(name, f"{name}=...") for name in objects]
 
 
 def given_again(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of `fl.resume` as `split` does, also those of `fl.federate`.
+    """Return the arguments of `fl.resume` as `split` does.
 
     Classes of methods are registered, and left out.
-
-    Raises:
-        ConfigError: An argument is given by two names.
     """
     plain = dict(keys)
     method = plain.get("algorithm")
@@ -174,15 +168,6 @@ def given_again(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         for one in classes:
             ALGORITHMS.section(one)
         del plain["algorithm"]
-    evaluation = plain.get("evaluation") or {}
-    if {"module", "model"} <= plain.keys() or ("metrics" in plain and "metrics" in evaluation):
-        raise ConfigError(
-            "`module` is `model`, and `metrics` is `evaluation['metrics']`. Give one of them."
-        )
-    if "module" in plain:
-        plain["model"] = plain.pop("module")
-    if "metrics" in plain:
-        plain["evaluation"] = {**evaluation, "metrics": plain.pop("metrics")}
     return split(plain)
 
 

@@ -21,7 +21,7 @@ import typer
 from flbench import __version__
 from flbench.api import settings, verbs
 from flbench.cli.completion import completing
-from flbench.cli.exits import Command, Group, importing, print_error
+from flbench.cli.exits import Group, importing, print_error
 from flbench.cli.options import ALIASES, of_function, of_verbs, option, short_forms
 from flbench.config import trust
 from flbench.core import files, startup
@@ -99,7 +99,7 @@ def command(
         # Typer reads both places.
         vars(called)["__signature__"] = Signature(every)
         called.__annotations__ = {p.name: p.annotation for p in every}
-        app.command(cls=Command, **more)(called)
+        app.command(**more)(called)
         return function
 
     return add
@@ -130,7 +130,7 @@ def training(
         list[str] | None,
         words(
             "[METHOD ...] [key=value ...]",
-            "Method, or several methods to compare, for example hfcd fedavg; and overrides of"
+            "Method, for example hfcd, or methods, of commands that take several; and overrides of"
             " configuration keys, for example train.local_epochs=2.",
             "methods",
             "keys",
@@ -263,22 +263,14 @@ def data(
     run_code: RunCode = False,
     out: Annotated[Path | None, "FILE.npz"] = None,
     picture: Annotated[Path | None, "FILE"] = None,
-    topology: Annotated[str | None, "NAME"] = None,
     as_json: Json = False,
 ) -> None:
     """List the data sets, or show the partition of one: samples per client and class.
 
-    With --topology: show the communication graph of a decentralized method.
-
     Options:
         config: YAML file with the values that differ from the defaults.
         out: Save the partition. A run takes it with partition.scheme=file partition.path=FILE.npz.
-        picture: Draw the partition or topology (PNG, SVG or PDF).
-        topology: Show the communication graph of a decentralized method instead: random, ring,
-            grid, exponential, complete, star, erdos_renyi or k_regular. The left of the picture
-            shows clients and links (an arrow leads to the client that mixes, each connected part
-            has a colour), the right the mixing weights. Options of the graph are overrides such as
-            algorithm.neighbours=10.
+        picture: Draw the partition (PNG, SVG or PDF).
     """
 
 
@@ -288,19 +280,14 @@ def show(
         list[Path],
         words(
             "RUN_DIR ...",
-            "A run, several runs to compare, a study, a folder that contains them, or an archive"
-            " of flbench pack.",
+            "A run, several runs, a study, a folder that contains them, or an archive of flbench"
+            " pack.",
         ),
     ],
     *,
-    picture: Annotated[Path | None, "FILE"] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the tables of finished or unfinished runs and studies.
-
-    Options:
-        picture: Draw the runs' curves (PNG, SVG or PDF).
-    """
+    """Print the tables of finished or unfinished runs and studies."""
 
 
 @command(verbs.report, light=True)
@@ -348,13 +335,13 @@ def pack(
 )
 def export(
     *,
-    out: Annotated[Path | None, "FILE"] = None,
+    out: Annotated[Path, "FILE"],
 ) -> None:
     """Write a model of a run to a file that loads and predicts without flbench.
 
     Options:
-        out: The file (default: METHOD-DATASET-CLIENT in this folder). The model's card is written
-            to FILE.json.
+        out: The file; its suffix is .pt2 for torch.export, .onnx, or .safetensors for the weights
+            alone. The model's card is written to FILE.json.
     """
 
 
@@ -466,7 +453,6 @@ def new_method(
     ],
     *,
     out: Annotated[Path | None, "DIR"] = None,
-    as_json: Json = False,
 ) -> None:
     """Write a package with a method that works, its search space, its tests and a README.
 

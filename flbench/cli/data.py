@@ -1,15 +1,12 @@
-"""`flbench data`: data sets, partitions, and communication graphs of decentralized methods."""
+"""`flbench data`: data sets and partitions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from flbench.algorithms import catalogue as methods
 from flbench.api import partitions
 from flbench.cli import console, tables
 from flbench.cli.words import layers, one_name
 from flbench.config.resolve import resolve
-from flbench.config.sources import from_values
 from flbench.core.errors import UserError
 from flbench.data import catalogue
 
@@ -20,26 +17,19 @@ def data(
     config: Path | None,
     out: Path | None,
     picture: Path | None,
-    topology: str | None,
     as_json: bool,
     aliases: Mapping[str, str],
 ) -> None:
-    """List the data sets, or show the partition of one, or a communication graph."""
+    """List the data sets, or show the partition of one."""
     name, overrides = one_name(words or [], "data set")
     short_forms = dict(aliases)
     option = short_forms.pop("dataset", None)
     if None not in (name, option) and name != option:
         raise UserError(f"`{name}` and --dataset {option} name different data sets. Name one.")
     name = name or option
-    wants_partition = bool(overrides or short_forms or config or out or picture or topology)
+    wants_partition = bool(overrides or short_forms or config or out or picture)
     short_forms |= {} if name is None else {"dataset": name}
-    given = layers(overrides, short_forms, config)
-    if topology is not None:
-        # A decentralized method, whichever the configuration does not replace.
-        method = from_values({"algorithm": "dfedavg"}, "--topology")
-        graph = from_values({"algorithm.topology": topology}, "--topology")
-        given = [method, *given, graph]
-    resolved = resolve(given)[0]
+    resolved = resolve(layers(overrides, short_forms, config))[0]
     if name is None and not wants_partition:
         entries = catalogue.data_sets(resolved.data)
         if as_json:
@@ -54,23 +44,10 @@ def data(
         if path is not None:
             told = f"partition saved to {path} and {path.with_suffix('.json').name}"
             console.notes([told]) if as_json else console.line(told)
-        if topology is None:
-            _save(picture, lambda figures: figures.partition(federation))
-            entry = catalogue.partition(federation)
-            console.json(entry) if as_json else tables.print_partition(federation)
-            return
-        network = methods.network(resolved.algorithm, resolved.seed, federation.clients)
-        names = federation.partition.names
-        drawn = network.graph, network.weights, network.positions, network.title, names
-        _save(picture, lambda figures: figures.topology(*drawn))
-        entry = {**network.entry(), "client_names": list(names)}
-        console.json(entry) if as_json else tables.print_topology(entry)
+        if picture is not None:
+            from flbench.reports import data_figures
+            from flbench.reports.picture import save
 
-
-def _save(picture: Path | None, draw: Callable[[Any], Any]) -> None:
-    """Write a picture, which is drawn only if there is a file for it."""
-    if picture is not None:
-        from flbench.reports import data_figures
-        from flbench.reports.picture import save
-
-        save(draw(data_figures), picture)
+            save(data_figures.partition(federation), picture)
+        entry = catalogue.partition(federation)
+        console.json(entry) if as_json else tables.print_partition(federation)

@@ -1,6 +1,5 @@
 """`flbench export` and `flbench predict`: the models of a run, as files and at work."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,20 +22,14 @@ def export(
     *,
     client: str | None,
     is_global: bool,
-    out: Path | None,
+    out: Path,
     as_json: bool,
     asked: Mapping[str, Any],
 ) -> None:
     """Write a model of a run to a file, and print where it is and how to load it."""
-    name, model = formats.choose(asked["format"], out), asked["deployment"]
+    name = formats.choose(out)
     loaded = _load(path, client, asked, is_global=is_global)
-    card = loaded.card
-    if out is None:
-        who = "global" if card["client"] is None else _file_part(card)
-        other = "" if model in (None, "personal", "gm") else f"-{model}"
-        stem = f"{card['method']}-{card['dataset']}-{who}{other}"
-        out = Path(f"{stem}{formats.FORMATS[name].suffix}")
-    file, card_file = formats.write(loaded, out, name, overwrite=asked["overwrite"])
+    file, card_file = formats.write(loaded, out, overwrite=asked["overwrite"])
     if as_json:
         console.json({"file": str(file), "card": str(card_file), **read_json(card_file)})
         return
@@ -72,15 +65,6 @@ def predict(
     tables.print_predictions(rows, loaded.card)
     if out is not None:
         console.line(f"predictions: {out}")
-
-
-def _file_part(card: dict[str, Any]) -> str:
-    """Return the client of a model as a part of a file's name: its name if it has one."""
-    number = f"client{card['client']}"
-    name = str(card.get("client_name", number))
-    plain = re.sub(r"[^\w.-]+", "_", name).strip("._")[:40]
-    # Other names may become the same part.
-    return plain if plain == name else f"{plain}-{number}".lstrip("-")
 
 
 def _predictions(model: TrainedModel, samples: unlabelled.Unlabelled) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ FILES: Final = {
 """Files of the package, and the template of each; None for an empty file."""
 
 
-def new_method(name: str, *, out: Path | None, as_json: bool) -> None:
+def new_method(name: str, *, out: Path | None) -> None:
     """Write the package of a new method into a new folder."""
     class_name = "".join(part.capitalize() for part in name.split("_"))
     is_word = keyword.iskeyword(name) or keyword.iskeyword(class_name)
@@ -45,9 +45,6 @@ def new_method(name: str, *, out: Path | None, as_json: bool) -> None:
         raise UserError(f"{folder} is there already, and is no empty folder. Give another --out.")
     written = _write(folder, {"name": name, "Name": class_name, "project": project})
     source = f"flbench_{name}/{name}.py:{class_name}"
-    if as_json:
-        console.json({"folder": str(folder), "files": written, "source": source})
-        return
     for path in written:
         console.line(str(folder / path))
     console.line("\nThe method works as it is. README.md says what to change. To try it:\n")

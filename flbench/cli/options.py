@@ -19,7 +19,6 @@ METAVARS: Final = {
     "address": "HOST:PORT|auto",
     "baseline": "METHOD",
     "config": "FILE",
-    "format": "FORMAT",
     "gpus_per_trial": "SHARE",
     "grid": "KEY=VALUE,VALUE",
     "long": "FILE",

@@ -5,18 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flbench.cli.console import line, notes, text
+from flbench.cli.console import line, notes
 from flbench.core.errors import shortened
 from flbench.core.text import one_line
 from flbench.reports import render
-from flbench.reports.shown import Column, Shown, score, size, tenth
+from flbench.reports.shown import Column, Shown, score, significant, size, tenth
 from flbench.reports.terminal import duration
 
 if TYPE_CHECKING:
     from flbench.config.schema import DataConfig
     from flbench.data.federation import Federation
     from flbench.experiment.estimate import Estimate
-    from flbench.results.differences import Differences
     from flbench.results.reading import StoredRun
     from flbench.tuning.report import StudyReport
 
@@ -28,7 +27,6 @@ METRICS: Final = {
     "worst10_accuracy": "worst 10 % of clients",
 }
 """Test metrics of the table of runs, with their headings."""
-MOST_KEYS: Final = 6  # columns for what differs between runs; a note names the others
 MOST_PREDICTIONS: Final = 100  # that are printed; --out and --json give all
 SHADES: Final = " ░▒▓█"
 MOST_CLASS_COLUMNS: Final = 24  # with more classes, the table has the number of those of a client
@@ -36,12 +34,8 @@ NAME_WIDTH: Final = 60  # characters of a client's name
 MOST_ROWS: Final = 500  # clients in a table; laying out thousands of rows would take minutes
 
 
-def print_runs(runs: "Sequence[StoredRun]", apart: "Differences") -> None:
-    """Print a comparison of runs; a single run is printed in full before it.
-
-    What differs between the runs besides their methods has columns of its own, and notes say what
-    it means for the comparison.
-    """
+def print_runs(runs: "Sequence[StoredRun]") -> None:
+    """Print a table of runs; a single run is printed in full before it."""
     from flbench.reports import run as reports
 
     if len(runs) == 1:
@@ -51,71 +45,50 @@ def print_runs(runs: "Sequence[StoredRun]", apart: "Differences") -> None:
             render.console(replace(table, about=""), is_whole=True)
         if not any(moments):
             line("not evaluated yet")
-    settings = dict(list(apart.values.items())[:MOST_KEYS])
-    render.console(_comparison(runs, apart.methods, settings), is_whole=True)
-    notes(apart.warnings)
-    if without_column := list(apart.values)[MOST_KEYS:]:
-        notes([f"the runs also differ in {', '.join(without_column)}, which have no column."])
-    for run, method in zip(runs, apart.methods, strict=True):
+    render.console(_table(runs), is_whole=True)
+    for run in runs:
         report = "/report.html" if run.finished else ""
-        line(f"{method}: {run.path}{report}")
-        if target := run.summary.get("target"):
-            line(f"  {reports.target_text(target)}")
+        line(f"{run.summary['algorithm']}: {run.path}{report}")
         if failed := run.summary["diverged"] + run.summary["trainings_without_step"]:
             total = run.summary["client_trainings"]
             line(f"  {failed} of {total} client trainings diverged or took no step")
 
 
-def _comparison(
-    runs: "Sequence[StoredRun]", methods: Sequence[str], settings: Mapping[str, Sequence[str]]
-) -> Shown:
-    """Return a table of the test metrics at each run's best round by validation accuracy."""
-    from flbench.reports.run import PROBABILITY_TITLES, RANKING_TITLES, score_of
-    from flbench.results.reading import client_scores
+def _table(runs: "Sequence[StoredRun]") -> Shown:
+    """Return a table of the keys in which runs differ, and of the tests at their best rounds."""
+    from flbench.api.loading import settings_of
+    from flbench.reports.run import PROBABILITY_TITLES, RANKING_TITLES
     from flbench.results.summary import ended_after
 
-    shown = METRICS if any(run.config.has_classes for run in runs) else {}
-    for run in runs:
-        own = () if run.config.has_classes else client_scores(run.config)
-        names = [name for one in own for name in (one, f"{one}_worst10")]
-        shown = shown | {name: name.replace("_", " ") for name in names}
-    positive = {str(run.summary.get("positive_class", "")) for run in runs}
-    of = f" ({one_line(*positive)})" if len(positive) == 1 and any(positive) else ""
-    shown = shown | {name: t + of for name, t in RANKING_TITLES.items()}
-    shown |= PROBABILITY_TITLES
+    settings = settings_of(runs)
+    write = score if all(run.config.has_classes for run in runs) else significant
+    titles = METRICS | RANKING_TITLES | PROBABILITY_TITLES
     rows = []
-    for index, run in enumerate(runs):
+    for run, keys in zip(runs, settings.to_dict("records"), strict=True):
         summary, sent = run.summary, run.summary["communication"]
-        test, write = summary["best"]["test"], score_of(run)
-        rounds = startup = None
-        if run.finished:
-            spent = summary["seconds"]
-            rounds = spent["train"] + spent["evaluate"]
-            # What checkpoints and tables took is neither. The import of libraries is start-up.
-            startup = max(0.0, spent["total"] - rounds - spent["write"])
+        spent = summary["seconds"] if run.finished else {}
+        test = {k: one for k, one in summary["best"]["test"].items() if isinstance(one, float)}
+        if not run.config.has_classes:
+            titles |= {name: name.replace("_", " ") for name in test}
         rows.append(
-            {
-                "method": methods[index],
-                **{f"key {key}": values[index] for key, values in settings.items()},
-                "round": f"{summary['best']['round']}/{ended_after(summary)}",
-                **{name: write(test[name]) for name in shown if test.get(name) is not None},
-                "up": sent["up_bytes"],
-                "down": sent["down_bytes"] + sent["setup_bytes"],
-                "peer": sent["peer_bytes"] or None,
-                "seconds": "unfinished" if rounds is None else tenth(rounds),
-                "startup": startup,
-            }
+            {f"key {key}": value for key, value in keys.items()}
+            | {"round": f"{summary['best']['round']}/{ended_after(summary)}"}
+            | {"method": summary["algorithm"], **test}
+            | {"up": sent["up_bytes"], "down": sent["down_bytes"] + sent["setup_bytes"]}
+            | {"peer": sent["peer_bytes"] or None}
+            | {"seconds": spent["train"] + spent["evaluate"] if spent else None}
+            | {"state": "" if run.finished else "unfinished"}
         )
     return Shown(
         "Test metrics at the best round by validation; bytes and seconds of all rounds",
         {
             "method": Column("method"),
-            **{f"key {key}": Column(key.replace(".", ".\n")) for key in settings},
+            **{f"key {key}": Column(key.replace(".", ".\n"), str) for key in map(str, settings)},
             "round": Column("round", str),
-            **{name: Column(title, str) for name, title in shown.items()},
+            **{name: Column(title, write) for name, title in titles.items()},
             **{kind: Column(kind, size) for kind in ("up", "down", "peer")},
-            "seconds": Column("seconds", str),
-            "startup": Column("start-up", tenth),
+            "seconds": Column("seconds", tenth),
+            "state": Column("state"),
         },
         rows,
     )
@@ -258,28 +231,6 @@ def print_partition(federation: "Federation") -> None:
 def _shade(count: int, largest: int) -> str:
     """Return a character that is darker for a larger count, by the square root of its share."""
     return SHADES[0] if count == 0 else SHADES[1 + min(3, int(4 * (count / largest) ** 0.5))]
-
-
-def print_topology(entry: Mapping[str, Any]) -> None:
-    """Print the numbers of a communication graph, as `Network.entry` returns them."""
-    least, most = entry["neighbours"]
-    is_random = entry["topology"] == "random"
-    drawn = " (drawn again in each round; this is the first round)" if is_random else ""
-    directed = "" if entry["both_ways"] else "; links are directed"
-    connected = (
-        "connected"
-        if entry["parts"] == 1
-        else f"not connected: {entry['parts']} parts that exchange no models with each other"
-    )
-    lines = (
-        f"{entry['topology']}: {entry['clients']} clients{drawn}",
-        f"a client mixes the models of {least if least == most else f'{least} to {most}'} others;"
-        f" {entry['payloads']} payloads per round{directed}",
-        connected,
-        f"spectral gap of the {entry['mixing']} mixing weights: {entry['spectral_gap']:.4f}"
-        " (1: all clients agree after one round, 0: they never agree)",
-    )
-    text("\n".join(lines) + "\n")
 
 
 def print_predictions(rows: Sequence[Mapping[str, Any]], card: Mapping[str, Any]) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flbench.api import tuning
+from flbench.api import comparing, tuning
 from flbench.api.caller import Caller
 from flbench.cli import console
 from flbench.cli.show import show
-from flbench.cli.words import layers, layers_of_each, methods
+from flbench.cli.words import WORDS, layers, methods
+from flbench.comparison.design import layers_of_each
 from flbench.core.errors import RunError, UserError
 
 
@@ -47,7 +48,8 @@ def tune(
         names, overrides = methods([*(words or []), *(algo or [])])
         if not names:
             raise UserError("name the methods to tune, for example flbench tune hfcd fedavg.")
-        of_methods = layers_of_each(names, layers(overrides, aliases, config))
+        named = comparing.methods_of(names, WORDS)
+        of_methods = layers_of_each(named, layers(overrides, aliases, config))
         if dry_run:
             cost = tuning.plan(of_methods, tuning.fields(options), caller)
             console.plan(cost.tree, cost.sentences, as_json=as_json)

@@ -16,20 +16,12 @@ WORDS: Final = "command line"
 """Origin of values that words set: methods and overrides."""
 
 
-def layers_of_each(names: Sequence[str], given: Sequence[Layer]) -> dict[str, list[Layer]]:
-    """Return the layers of the run of each method, as `flbench.comparison.design` does."""
-    from flbench.comparison import design
-
-    section = {name: from_values({"algorithm": ALGORITHMS.section(name)}, WORDS) for name in names}
-    named = [design.LabelledLayer.of(*one) for one in section.items()]
-    return design.layers_of_each(named, given)
-
-
 def layers(
     overrides: Sequence[str],
     short_forms: Mapping[str, str],
     config: Path | None = None,
     out: str | None = None,
+    method: str | None = None,
 ) -> list[Layer]:
     """Return the layers of the configuration: the file, and what the command line sets.
 
@@ -38,6 +30,7 @@ def layers(
         short_forms: Texts of the given short forms, by the name of the option.
         config: Configuration file; None for none.
         out: Option `--out` of `flbench run`: folder of the run folders; None if it is not given.
+        method: Name of the method; None if no word names one.
 
     Raises:
         UserError: The file cannot be read, or two options set a key to different values.
@@ -48,7 +41,9 @@ def layers(
     texts = [(f"--{name}", ALIASES[name].key, text) for name, text in short_forms.items()]
     texts += [] if out is None else [("--out", "output.dir", out)]
     given = from_overrides(overrides, WORDS)
-    own = [from_overrides([f"{key}={text}"], option) for option, key, text in texts]
+    named = {} if method is None else {"algorithm": ALGORITHMS.section(method)}
+    own = [from_values(named, WORDS)]
+    own += [from_overrides([f"{key}={text}"], option) for option, key, text in texts]
     for key, one in (pair for layer in own for pair in layer.items()):
         if key in given and given[key].value != one.value:
             raise ConfigError(
@@ -57,7 +52,7 @@ def layers(
             )
     # One layer holds all that the command line sets: merging it over the file drops the keys of a
     # method or net that the command line replaces, and none that the command line sets.
-    return [*files, merge([given, *own])]
+    return [*files, merge([own[0], given, *own[1:]])]
 
 
 def separate(items: Sequence[str]) -> tuple[list[str], list[str]]:

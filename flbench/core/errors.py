@@ -1,7 +1,7 @@
 """Exceptions, by exit code: errors that the user can correct (2) and runs that failed (1)."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
 
@@ -89,22 +89,6 @@ class DivergedError(RunError):
 
 class CallbackError(RunError):
     """A callback raised an exception, which is chained to this one."""
-
-
-def combined(errors: Mapping[str, PrintableError]) -> PrintableError:
-    r"""Return an error with the messages of several, one a line.
-
-    Args:
-        errors: The errors by the names of what they are about.
-
-    Returns:
-        A UserError if one of them is something that the user can correct, otherwise a RunError.
-
-    >>> combined({"fedbn": UserError("no BatchNorm."), "ft": RunError("the disk is full.")})
-    UserError('fedbn: no BatchNorm.\nft: the disk is full.')
-    """
-    kind = UserError if any(isinstance(one, UserError) for one in errors.values()) else RunError
-    return kind("\n".join(f"{name}: {error}" for name, error in errors.items()))
 
 
 def shortened(text: str, length: int = MAX_MESSAGE) -> str:

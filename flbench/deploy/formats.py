@@ -20,7 +20,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from flbench.core import files
-from flbench.core.errors import RunError, UserError, did_you_mean
+from flbench.core.errors import RunError, UserError
 from flbench.core.user_code_errors import user_line
 from flbench.deploy.models import TrainedModel
 
@@ -46,9 +46,7 @@ class Format:
     encode: Callable[[TrainedModel, Card], bytes]
 
 
-def write(
-    model: TrainedModel, file: Path, format: str | None = None, *, overwrite: bool = False
-) -> tuple[Path, Path]:
+def write(model: TrainedModel, file: Path, *, overwrite: bool = False) -> tuple[Path, Path]:
     """Write a model to FILE, and its card to FILE.json.
 
     The card is in the file too. It is `TrainedModel.card` and the keys `format`, `load` (lines of
@@ -56,8 +54,7 @@ def write(
 
     Args:
         model: The model.
-        file: The file to write.
-        format: One of `FORMATS`; None for the one that the suffix of the file stands for.
+        file: The file to write; its suffix says which of `FORMATS` it has.
         overwrite: Whether to replace the files if they exist.
 
     Returns:
@@ -69,7 +66,7 @@ def write(
         OSError: The file cannot be written.
         RunError: The file would not predict what the model predicts.
     """
-    name = choose(format, file)
+    name = choose(file)
     card_file = file.with_name(f"{file.name}.json")
     for place in (file, card_file):
         if place.exists() and not overwrite:
@@ -86,24 +83,17 @@ def write(
     return file, card_file
 
 
-def choose(format: str | None, file: Path | None) -> str:
-    """Return the name of a format.
-
-    Args:
-        format: A name; None for the one that the suffix of the file stands for.
-        file: The file; None for `torch.export` without a name.
+def choose(file: Path) -> str:
+    """Return the name of the format that the suffix of a file stands for.
 
     Raises:
-        UserError: There is no such format, or none has this suffix.
+        UserError: There is none.
     """
     by_suffix = {one.suffix: name for name, one in FORMATS.items()}
-    found = format or (by_suffix.get(file.suffix) if file else "torch.export")
-    if found in FORMATS:
-        return str(found)
-    what = f"`{format}`" if format else f"of the suffix of {file}"
-    hint = did_you_mean(format, FORMATS) if format else ""
-    known = ", ".join(f"{name} ({suffix})" for suffix, name in by_suffix.items())
-    raise UserError(f"there is no format {what}.{hint} Choose one of {known}.")
+    if file.suffix not in by_suffix:
+        known = ", ".join(f"{suffix} ({name})" for suffix, name in by_suffix.items())
+        raise UserError(f"there is no format of the suffix of {file}. Choose one of {known}.")
+    return by_suffix[file.suffix]
 
 
 def _examples(model: TrainedModel) -> Tensor:

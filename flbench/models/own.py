@@ -53,7 +53,7 @@ def make(
     Raises:
         ConfigError: There is no such net, or it cannot be used; the message says why.
     """
-    what, again = f"`model.name={config.name}`", "module=..." if config.lightning else "model=..."
+    what, again = f"`model.name={config.name}`", "model=..."
     source = parts.part(config.name, "model", "the net of this run", again)
     if classes is None and not config.lightning:
         raise needs_classes(config.name)

@@ -1,4 +1,4 @@
-"""Pictures of data, classes and clients: partitions, networks, confusion matrices, and scores."""
+"""Pictures of data, classes and clients: partitions, confusion matrices, and scores."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil, nan
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from matplotlib.colors import LogNorm
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
@@ -18,8 +17,6 @@ from flbench.core.text import one_line
 from flbench.reports.picture import Picture, in_legend, literal, plain, short
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flbench.data.federation import Federation
 
 MOST_NAMED: Final = 30
@@ -120,77 +117,6 @@ def _board(
 
 
 @literal
-def topology(
-    graph: "Tensor",
-    rows: "Tensor",
-    positions: NDArray[np.float64],
-    title: str,
-    client_names: Sequence[str] = (),
-) -> Picture:
-    """Draw a network of clients, and its mixing weights beside it.
-
-    A link in one direction is an arrow towards the client that mixes. Connected components have
-    different colours.
-
-    Args:
-        graph: [N, N] bool; `graph[i, j]` is true if client j sends its model and client i mixes it.
-        rows: [N, N] mixing weights; row i belongs to the client i that mixes.
-        positions: [N, 2] position of each client in the figure.
-        title: Title of the figure.
-        client_names: Names of the N clients, shown for at most `MOST_NAMED`; empty for clients
-            without names.
-    """
-    from flbench.algorithms.shared.topology import components
-
-    clients = len(graph)
-    labels = [short(name, 14) for name in client_names] if clients <= MOST_NAMED else []
-    figure = Picture(figsize=(10.0, 6.0 if labels else 5.0), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    links = graph.numpy()
-    both = np.argwhere(np.triu(links & links.T))
-    left.add_collection(
-        LineCollection(list(positions[both]), colors="0.6", linewidths=0.8, zorder=1)
-    )
-    mixes, sends = np.nonzero(links & ~links.T)
-    if len(mixes):
-        way = positions[mixes] - positions[sends]
-        length = np.linalg.norm(way, axis=1, keepdims=True)
-        # Arrows end at the edge of the client's disc, so that their heads are visible.
-        way *= np.maximum(0.1, 1 - 0.03 * np.ptp(positions) / length)
-        arrows = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.002}
-        left.quiver(*positions[sends].T, *way.T, color="0.6", headwidth=6, zorder=1, **arrows)
-    part = np.zeros(clients, dtype=int)
-    for number, members in enumerate(components(links)):
-        part[members] = number
-    size = float(np.clip(4000 / clients, 12, 160))
-    left.scatter(*positions.T, c=part % 10, cmap="tab10", vmin=0, vmax=9, s=size, zorder=2)
-    if clients <= 50:
-        for client, place in enumerate(positions):
-            left.annotate(str(client), place, ha="center", va="center", fontsize=6, color="white")
-    for label, place in zip(labels, positions if labels else (), strict=True):
-        left.annotate(
-            label,
-            place,
-            xytext=(0, -9),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=7,
-            bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.5},
-        )
-    left.set_aspect("equal")
-    left.margins(0.08)
-    left.axis("off")
-    weights = np.where(rows.numpy() == 0, nan, rows.numpy())
-    aspect = "auto" if labels else "equal"  # upright names need a part of the height
-    image = heat(right, weights, labels, labels, 3.0, 7, cmap="viridis", vmin=0.0, aspect=aspect)
-    right.set(xlabel="client that sends", ylabel="client that mixes")
-    figure.colorbar(image, ax=right, label="weight")
-    figure.suptitle(wrapped(title, 10.0))
-    return figure
-
-
-@literal
 def classes(
     names: Sequence[str], metrics: Mapping[str, Sequence[float]], title: str, xlabel: str
 ) -> Picture:
@@ -243,48 +169,6 @@ def confusion(counts: NDArray[np.floating[Any]], names: Sequence[str], title: st
     axes.set(xlabel="predicted class", ylabel="true class")
     axes.set_title(wrapped(title, figure.get_figwidth() - 1.0))
     figure.colorbar(image, ax=axes, label="share of the true class")
-    return figure
-
-
-@literal
-def clients(
-    sizes: NDArray[np.integer[Any]],
-    values: NDArray[np.floating[Any]],
-    labels: Sequence[str],
-    metric: str,
-    title: str,
-) -> Picture:
-    """Draw a metric of each client against its number of training samples.
-
-    Args:
-        sizes: [N] training samples.
-        values: [N] values of the metric; NaN for a client without a value.
-        labels: Names or numbers of the N clients, printed for at most 40 clients.
-        metric: Name of the metric.
-        title: Title of the figure.
-    """
-    figure = Picture(figsize=(7.0, 3.8), layout="constrained")
-    axes = figure.add_subplot()
-    axes.scatter(sizes, values, s=24)
-    known = ~np.isnan(values)
-    if len(labels) <= 40:
-        for x, y, label in zip(sizes[known], values[known], np.array(labels)[known], strict=True):
-            axes.annotate(
-                short(label),
-                (x, y),
-                xytext=(4, 3),
-                textcoords="offset points",
-                fontsize=7,
-                color="0.35",
-            )
-    if known.any():
-        mean = float(values[known].mean())
-        axes.axhline(mean, color="0.5", linestyle="--", linewidth=1, label=f"mean {mean:.3f}")
-        axes.legend(frameon=False, loc="lower right")
-    axes.set(xlabel="training samples", ylabel=metric, title=wrapped(title, 7.0))
-    if ((values[known] >= 0) & (values[known] <= 1)).all():
-        axes.set(ylim=(-0.02, 1.05))
-    plain(axes)
     return figure
 
 

@@ -126,17 +126,6 @@ class Differences:
         ]
 
     @property
-    def values(self) -> dict[str, list[str]]:
-        """What differs between the runs besides their methods, by name: a text for each run."""
-        found = {name: short_hashes(self.settings[name]) for name in self.differing}
-        seeds = list(zip(*map(seeds_of, self.runs), strict=True))
-        partition, seed = ([str(value) for value in column] for column in seeds)
-        found |= {"seed": seed} if len({*seed}) > 1 else {}
-        if len({*partition}) > 1 and partition != seed:
-            found["partition.seed"] = partition
-        return found
-
-    @property
     def notes(self) -> list[str]:
         """Sentences about samples that differ, and about local optimizers that do."""
         own = ("train.optimizer.", "train.schedule.")
@@ -154,27 +143,6 @@ class Differences:
             " each method's values were chosen on validation parts with equal effort, as `flbench"
             " tune` does.",
         ]
-
-    @property
-    def warnings(self) -> list[str]:
-        """Sentences that say what the differences mean for a comparison of the methods."""
-        reason = self.reason
-        names = ", ".join(self.differing)
-        if reason is not None:
-            return [*self.notes, f"These runs are not comparable: {reason}."]
-        if not names:
-            return self.notes
-        return [
-            *self.notes,
-            f"the runs differ in {names}: those with different values are not comparable. `flbench"
-            " report` compares methods where the values are equal.",
-        ]
-
-    def label(self, index: int) -> str:
-        """Return the method of a run, and what else tells it apart, as text."""
-        names = short_names(self.values)
-        own = ", ".join(f"{names[key]}={texts[index]}" for key, texts in self.values.items())
-        return f"{self.methods[index]} ({own})" if own else self.methods[index]
 
     @cached_property
     def reason(self) -> str | None:

@@ -104,7 +104,6 @@ def trainable(
     from flbench.workers.actor_pool import digest
     from flbench.workers.shipping import pack
 
-    arguments.check_names(trainable, keys)
     given, objects = parts.split(given)
     if not isinstance(algorithm, Mapping | None):
         raise ConfigError(

@@ -289,15 +289,15 @@ def test_what_is_logged_reaches_callbacks_and_metrics(random_run):
 def test_interrupted_run_resumes_with_its_module(tmp_path, random_run):
     whole, _ = random_run
     keys = {"callbacks": Rounds(stop=1), "output.checkpoint_every": 1}
-    with pytest.raises(KeyboardInterrupt, match=r"fl\.resume\('.*', module=\.\.\.\)"):
+    with pytest.raises(KeyboardInterrupt, match=r"fl\.resume\('.*', model=\.\.\.\)"):
         short(tmp_path, made(Random), rounds=2, **keys)
     (path,) = tmp_path.glob("*/*/")
 
-    with pytest.raises(fl.ConfigError, match=r"fl\.resume\(path, module="):
+    with pytest.raises(fl.ConfigError, match=r"fl\.resume\(path, model="):
         fl.resume(path, callbacks=Rounds(), progress=False)
     with pytest.raises(fl.ConfigError, match=r"model\.sha256"):
-        fl.resume(path, module=made(Random).double(), callbacks=Rounds(), progress=False)
-    resumed = fl.resume(path, module=made(Random), callbacks=Rounds(), progress=False)
+        fl.resume(path, model=made(Random).double(), callbacks=Rounds(), progress=False)
+    resumed = fl.resume(path, model=made(Random), callbacks=Rounds(), progress=False)
     assert resumed.digest == whole.digest
     assert resumed.metrics.equals(whole.metrics)
 

@@ -101,7 +101,6 @@ def test_pooled_and_client_wise_normalization_stand_side_by_side(compared):
             assert (len(scores), shown) == (2, pytest.approx(np.mean(scores)))
     for run in runs:
         assert run.config.data.drop == ("note", "patient")
-        assert run.best_client() in NAMES
 
 
 def test_client_wise_inputs_do_not_depend_on_the_units_of_the_institutions(data, tmp_path):

@@ -281,37 +281,6 @@ def test_clients_have_validation_metrics_whose_mean_is_that_of_the_round(finishe
             assert own.mean() == pytest.approx(wanted["accuracy_mean"])
             assert (own * sizes).sum() / sizes.sum() == pytest.approx(wanted["accuracy"])
     assert clients["validation_size"].tolist() == finished.partition.sizes["validation"].tolist()
-    assert finished.plot("clients", metric="validation_macro_f1").axes[0].get_ylabel() == "macro f1"
-
-
-@pytest.mark.slow
-def test_the_best_client_is_chosen_by_validation_and_not_by_test(copied):
-    table = pd.read_csv(copied / "clients.csv")
-    last = table["moment"] == "last"
-    table.loc[last, "accuracy"] = [1.0, 0.1, 0.2, 0.3]
-    table.loc[last, "validation_accuracy"] = [0.4, 0.8, 0.8, 0.8]
-    table.loc[last, "validation_size"] = [90, 20, 30, 30]
-    table.loc[last, "validation_macro_f1"] = [0.9, np.nan, 0.8, 0.7]
-    table.to_csv(copied / "clients.csv", index=False)
-    run = fl.load(copied)
-
-    assert run.best_client(checkpoint="last") == 2  # of three equal ones: more samples, the first
-    assert run.best_client("macro_f1", checkpoint="last") == 0
-    assert run.best_client("macro_f1", mode="min", checkpoint="last") == 3
-    model = run.model(run.best_client("macro_f1", checkpoint="last"), checkpoint="last")
-    same = run.model(0, checkpoint="last")
-    assert all(map(torch.equal, model.state_dict().values(), same.state_dict().values()))
-    for keys, message in (
-        ({"metric": "acuracy"}, "Did you mean `accuracy`"),
-        ({"mode": "most"}, "`mode` must be max or min"),
-        ({"checkpoint": "first"}, "`checkpoint` must be best or last"),
-    ):
-        with pytest.raises(fl.UserError, match=message):
-            run.best_client(**keys)
-    table["validation_accuracy"] = np.nan
-    table.to_csv(copied / "clients.csv", index=False)
-    with pytest.raises(fl.UserError, match=r"no client of .* has a validation `accuracy`"):
-        fl.load(copied).best_client()
 
 
 @pytest.mark.slow
@@ -473,7 +442,7 @@ def test_models_predict_what_the_run_has_evaluated(finished):
 def test_pictures_are_figures_outside_pyplot(finished):
     import matplotlib.pyplot as plt
 
-    figures = [finished.plot(name) for name in ("curves", "per_class", "confusion", "clients")]
+    figures = [finished.plot(name) for name in ("curves", "per_class", "confusion")]
     figures.append(finished.partition.plot())
     for figure in figures:
         figure.canvas.draw()
@@ -482,8 +451,6 @@ def test_pictures_are_figures_outside_pyplot(finished):
     drawn = np.asarray(finished.plot("confusion", split="validation").axes[0].images[0].get_array())
     rows = finished.confusion[finished.confusion["split"] == "validation"]
     assert drawn.sum() == pytest.approx(rows["true"].nunique())  # each row sums to one
-    with pytest.raises(fl.UserError, match="`metric` must be one of"):
-        finished.plot("clients", metric="nothing")
     with pytest.raises(fl.UserError, match="Did you mean `confusion`"):
         finished.plot("confuson")
 

@@ -205,16 +205,6 @@ def test_one_client_equals_the_trainer_and_its_metric_that_of_the_model(tmp_path
 
 
 @pytest.mark.slow
-def test_best_client_has_the_smallest_validation_error(regression):
-    rows = regression.clients.query("moment == 'best'").set_index("client")
-
-    assert regression.best_client() == rows["validation_mse"].idxmin()
-    assert regression.best_client("mae", mode="max") == rows["validation_mae"].idxmax()
-    with pytest.raises(fl.UserError, match="mode='max' or mode='min'"):
-        regression.best_client("mae")
-
-
-@pytest.mark.slow
 def test_best_round_has_the_smallest_error_of_the_first_metric_or_of_the_chosen_one(tmp_path):
     run = federated(tmp_path / "a", (X, Y[:, 0]), Single)
     values = run.metrics.query("split == 'validation' and protocol == 'personal'")
@@ -245,9 +235,7 @@ def test_what_a_run_shows_has_its_metrics_and_nothing_of_classes(regression, seg
             assert f"{metric}_worst10" in text
             assert "accuracy" not in text.partition("Configuration")[0]
         assert f"test {metric} " in repr(found)
-        curves, clients = found.plot("curves"), found.plot("clients")
-        assert curves.axes[0].get_ylabel() == f"validation {metric}"
-        assert clients.axes[0].get_ylabel() == metric
+        assert found.plot("curves").axes[0].get_ylabel() == f"validation {metric}"
         for refused in (
             lambda run: run.per_class,
             lambda run: run.confusion,
@@ -300,12 +288,12 @@ def test_interrupted_run_resumes_with_its_metrics(tmp_path, regression):
         federated(tmp_path, method="ditto", **keys)
     (path,) = tmp_path.glob("*/*/")
 
-    again = {"module": made(Line), "callbacks": Stop(), "progress": False}
+    again = {"model": made(Line), "callbacks": Stop(), "progress": False}
     with pytest.raises(fl.DataError, match="the data have changed"):
-        fl.resume(path, data=(X, Y + 1), metrics=errors(), **again)
+        fl.resume(path, data=(X, Y + 1), evaluation={"metrics": errors()}, **again)
     with pytest.raises(fl.ConfigError, match=r"`evaluation\.metrics\.mse` is an object of Python"):
         fl.resume(path, data=(X, Y), **again)
-    resumed = fl.resume(path, data=(X, Y), metrics=errors(), **again)
+    resumed = fl.resume(path, data=(X, Y), evaluation={"metrics": errors()}, **again)
     assert resumed.digest == regression.digest
     assert (path / "metrics.csv").read_bytes() == (regression.path / "metrics.csv").read_bytes()
 

@@ -36,7 +36,7 @@ COMMANDS = (
     ["data", "digits"],
     ["reproduce"],
     ["new-method", "mine"],
-    ["export", ".", "--client", "0"],
+    ["export", ".", "--client", "0", "--out", "x.pt2"],
     ["predict", ".", "x.npz", "--client", "0"],
 )
 

@@ -102,7 +102,7 @@ def test_training_from_a_folder_asks_before_it_imports(kind, evil, finished, tmp
     open_one = strangers(finished, tmp_path / "open", sections, ended=False)
 
     for command in (
-        ["export", str(path), "--client", "0"],
+        ["export", str(path), "--client", "0", "--out", "x.pt2"],
         ["run", "--resume", str(open_one)],
         ["run", "--config", str(path / "config.yaml")],
     ):
@@ -465,7 +465,7 @@ def test_commands_search_the_folder_of_a_run_for_no_module(finished, tmp_path, m
         ["show", "theirs"],
         ["report", "theirs"],
         ["predict", "theirs", "new.npz", "--client", "0"],
-        ["export", "theirs", "--client", "0"],
+        ["export", "theirs", "--client", "0", "--out", "x.pt2"],
         ["run", "--dry-run", "--config", "theirs/config.yaml"],
     ):
         assert main(command) == 0, command

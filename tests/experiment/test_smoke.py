@@ -348,7 +348,7 @@ def test_a_statistic_over_a_batch_of_a_net_is_not_stacked(tmp_path):
     buffers = dict(trained.model(client=0, checkpoint="last").net.named_buffers())
     assert buffers["backbone.mean"].any()
     with pytest.raises(fl.UserError) as unsaved:
-        trained.export(tmp_path / "x.safetensors", client=0, format="safetensors")
+        trained.export(tmp_path / "x.safetensors", client=0)
     assert "`backbone.mean`" in str(unsaved.value)
 
 

@@ -179,11 +179,17 @@ OF_README = [one for one in COMMANDS if one.id.startswith("README.md")]
 OF_PAGES = [one for one in COMMANDS if not one.id.startswith("README.md")]
 
 
+@pytest.fixture(scope="module")
+def readme(project, tmp_path_factory):
+    """A copy of the folder, for commands that find what those of the README before them wrote."""
+    return shutil.copytree(project, tmp_path_factory.mktemp("readme") / "project", symlinks=True)
+
+
 @needs("ray")
 @pytest.mark.slow
 @pytest.mark.parametrize("line", OF_README)
-def test_commands_of_the_readme(line, project, monkeypatch):
-    monkeypatch.chdir(project)
+def test_commands_of_the_readme(line, readme, monkeypatch):
+    monkeypatch.chdir(readme)
     carry_out(line)
 
 

@@ -274,6 +274,7 @@ def test_a_method_of_ones_own_is_trained_from_the_file_that_the_readme_prints(fo
     # 64 pixels, two hidden layers of 128 and 64 units: all but the first layer is sent, as float32.
     sent = 4 * (128 * 64 + 64 + 64 * 10 + 10)
     assert own["communication"]["up_bytes"] == sent * own["client_trainings"]
+    assert own["communication"] == known["communication"]
     assert own["weights_digest"] == known["weights_digest"]
 
 

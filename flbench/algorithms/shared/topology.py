@@ -6,7 +6,7 @@ it. The diagonal is False. All graphs are undirected, except `random` and `expon
 """
 
 from functools import lru_cache
-from math import ceil, pi, sqrt
+from math import ceil, sqrt
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -192,24 +192,3 @@ def components(links: Links) -> list[list[int]]:
     """Return the clients of each connected part of a graph [N, N]; directions are ignored."""
     count, label = connected_components(links, directed=False)
     return [np.flatnonzero(label == part).tolist() for part in range(count)]
-
-
-def spectral_gap(rows: Tensor) -> float:
-    """Return 1 - |second largest eigenvalue| of mixing rows [K, K], in [0, 1].
-
-    The larger it is, the sooner all models agree under mixing alone: with 1 after one round, with 0
-    never, as in a network of several parts.
-    """
-    sizes = torch.linalg.eigvals(rows).abs().sort(descending=True).values
-    return max(0.0, 1.0 - float(sizes[1])) if len(sizes) > 1 else 1.0
-
-
-def positions(name: str, clients: int) -> NDArray[np.float64]:
-    """Return positions [N, 2] for a drawing of the clients: rows, a hub, or a circle."""
-    if name == "grid":
-        row, column = np.divmod(np.arange(clients), ceil(sqrt(clients)))
-        return np.stack([column, -row], axis=1).astype(np.float64)
-    around = clients - 1 if name == "star" else clients
-    angle = pi / 2 - 2 * pi * np.arange(around) / max(1, around)
-    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    return np.concatenate([np.zeros((1, 2)), circle]) if name == "star" else circle

@@ -10,8 +10,6 @@ from flbench.algorithms.shared.topology import (
     components,
     graph_of,
     mixing_rows,
-    positions,
-    spectral_gap,
 )
 from flbench.core.rng import Draw
 
@@ -173,31 +171,17 @@ def test_links_of_an_erdos_renyi_graph_have_the_configured_probability():
     assert density(neighbours=12) == pytest.approx(12 / 59, abs=0.05)
 
 
+def test_uniform_weights_of_a_ring_have_the_eigenvalues_of_a_circulant_matrix():
+    rows = mixing_rows(graph(keys("ring"), 8), "uniform")
+
+    found = torch.linalg.eigvals(rows).real.sort().values
+
+    expected = sorted((1 + 2 * cos(pi * k / 4)) / 3 for k in range(8))
+    assert found.tolist() == pytest.approx(expected)
+
+
 def test_components_are_found_directions_aside():
     links = np.zeros((5, 5), dtype=bool)
     links[0, 3] = links[4, 1] = True
 
     assert components(links) == [[0, 3], [1, 4], [2]]
-
-
-def test_spectral_gap_measures_how_fast_models_agree():
-    """A ring's eigenvalues are (1 + 2 cos(2 pi k / n)) / 3."""
-
-    def gap(name: str, clients: int, **own) -> float:
-        return spectral_gap(mixing_rows(graph(keys(name, **own), clients), "uniform"))
-
-    assert gap("complete", 7) == pytest.approx(1)
-    assert gap("ring", 8) == pytest.approx(1 - (1 + 2 * cos(pi / 4)) / 3)
-    assert gap("erdos_renyi", 6, edge_probability=0.0) == 0
-    assert gap("ring", 1) == 1
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_client_has_a_place_of_its_own(name):
-    spots = positions(name, 11)
-
-    assert spots.shape == (11, 2)
-    assert len({tuple(spot) for spot in spots.round(6).tolist()}) == 11
-    if name == "grid":  # links join positions at distance one
-        links = graph(keys("grid"), 11).numpy()
-        assert np.allclose(np.linalg.norm(spots[:, None] - spots, axis=2) == 1, links)
