@@ -69,8 +69,7 @@ for setting in "${settings[@]}"; do
   step "$out/$setting/study" tune "${common[@]}" --trials 8 --seeds 0 "${search[@]}" partition.seed=100
   drop_checkpoints "$out/$setting/study" # the comparisons read its parameters only
   step "$out/$setting/default" compare "${common[@]}" --seeds 5 seed=0
-  # Runs of methods whose search kept the default parameters are used again.
   step "$out/$setting/tuned" compare "${common[@]}" --seeds 5 seed=0 \
-    --tuned "$(echo "$out/$setting/study"/*/)" --reuse "$out/$setting/default"
+    --tuned "$(echo "$out/$setting/study"/*/)"
   drop_checkpoints "$out/$setting"
 done

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from flbench.api.caller import Caller
 from flbench.api.comparisons import PlannedComparison
 from flbench.calls.process import SIGNALS, preserved
-from flbench.comparison import cost, prepare, reuse
+from flbench.comparison import cost, prepare
 from flbench.comparison.added import added
 from flbench.comparison.cost import Plan
 from flbench.comparison.design import Design, LabelledLayer
@@ -152,14 +152,12 @@ class Campaign:
         samples: The data of the cells.
         jobs: Cells at the same time; None for one per core.
         force: Whether the study that has found the parameters may have another setting.
-        reused: Folders of finished runs that are used again as cells.
     """
 
     caller: Caller
     samples: LoadedSamples = field(default_factory=LoadedSamples)
     jobs: int | None = None
     force: bool = False
-    reused: Sequence[Path] = ()
 
     def plan(self, design: Design) -> Plan:
         """Check a comparison, and estimate its cost; nothing is written or trained to the end.
@@ -169,7 +167,7 @@ class Campaign:
         """
         with as_flbench_errors(), preserved(), offered(self.samples.objects):
             made = self.prepared(design, mirror.named_by(design.base.origins))
-            return cost.measure(made, made.cells, *reuse.find(made, made.cells, self.reused))
+            return cost.measure(made, made.cells)
 
     def start(self, design: Design, *, out: Path = OUT, command: Sequence[str]) -> Ending:
         """Check a comparison, make its folder, and carry it out.
@@ -189,7 +187,7 @@ class Campaign:
             named_by = mirror.named_by(design.base.origins)
             with self.caller.during(CHECK):
                 made = self.prepared(design, named_by)
-                runs = self._reused(made, made.cells, made.cells)
+                self._tell_cost(made, made.cells)
             methods = [design.reference or one.label for one in made.design.methods]
             titles = dict.fromkeys(cell.config.data.title for cell in made.cells)
             name = "-".join([*dict.fromkeys(methods[:3]), *titles])
@@ -198,7 +196,6 @@ class Campaign:
             with closing(addressed(created, self.caller)) as folder:
                 printed = [redact(argument) for argument in command]
                 folder.save(made.design, made.cells, made.repeated, command=printed)
-                reuse.take(runs, folder)
                 return self._carry_out(folder, made, named_by)
 
     def carry_on(
@@ -248,9 +245,7 @@ class Campaign:
                 made = replace(made, cells=tuple(one for one in made.cells if one.method in only))
             left = list(folder.unfinished(made.cells))
             if left:
-                begun = [(folder.run_folder(cell) / "config.yaml").is_file() for cell in left]
-                new = [cell for cell, is_begun in zip(left, begun, strict=True) if not is_begun]
-                reuse.take(self._reused(made, left, new), folder)
+                self._tell_cost(made, left)
             else:
                 self.caller.tell([FINISHED.format(path)])
             return self._carry_out(folder, made, named_by, changed)
@@ -293,15 +288,11 @@ class Campaign:
         error = f"All cells of {', '.join(lost)} failed." if lost else ""
         return Ending(folder.path, failures, error, any(map(folder.is_done, cells)))
 
-    def _reused(
-        self, made: PreparedComparison, left: Sequence[Job], new: Sequence[Job]
-    ) -> dict[str, Path]:
-        """Return finished runs for new cells, and tell what all that are left will cost."""
-        with preserved():
-            runs, notes = reuse.find(made, new, self.reused)
-            if self.caller.shown:
-                self.caller.tell(cost.measure(made, left, runs, notes).sentences)
-        return runs
+    def _tell_cost(self, made: PreparedComparison, left: Sequence[Job]) -> None:
+        """Tell what the cells that are left will cost."""
+        if self.caller.shown:
+            with preserved():
+                self.caller.tell(cost.measure(made, left).sentences)
 
     def _carry_out(
         self,

@@ -61,13 +61,8 @@ def call(
         left_out = (None, False)
         told = [f"{k}={v!r}" for k, v in written.items() if not any(v is one for one in left_out)]
         caller = Caller.of(values, objects, ["data", *objects] if own else None)
-        ending = campaigns.Campaign(
-            caller,
-            LoadedSamples(objects, own),
-            values["jobs"],
-            values["force"],
-            _paths(values["reuse"]),
-        ).start(
+        samples = LoadedSamples(objects, own)
+        ending = campaigns.Campaign(caller, samples, values["jobs"], values["force"]).start(
             design,
             out=campaigns.OUT if values["out"] is None else arguments.path_of(values["out"], "out"),
             command=(f"fl.{name}({', '.join(told)})",),
@@ -98,7 +93,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
         ConfigError: A key must not change.
     """
     methods, seeds, jobs = (keys.pop(name, None) for name in ("methods", "seeds", "jobs"))
-    reused, force = _paths(keys.pop("reuse", ())), keys.pop("force", False)
+    force = keys.pop("force", False)
     if (address := keys.pop("address", None)) is not None:
         keys["engine.address"] = address
     sets, own = data_sets(keys.pop("data", None))
@@ -115,7 +110,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
     plain = {name: arguments.plain(value, name, origin) for name, value in given.items()}
     told = {"progress": progress}
     caller = Caller.of(told, objects, ["data", *objects] if own else None)
-    ending = campaigns.Campaign(caller, LoadedSamples(objects, own), jobs, force, reused).carry_on(
+    ending = campaigns.Campaign(caller, LoadedSamples(objects, own), jobs, force).carry_on(
         path, methods_of(methods or [], origin), [from_values(plain, origin)], seeds
     )
     ending.check(caller)
@@ -305,9 +300,3 @@ def listed(key: str, values: Any) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         values = [values]
     return [arguments.plain(value, key, "grid") for value in values]
-
-
-def _paths(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> tuple[Path, ...]:
-    """Return the folders of an argument `reuse`, one or several."""
-    several = [given] if isinstance(given, str | PathLike) else given
-    return tuple(arguments.path_of(one, "reuse") for one in several)

@@ -52,10 +52,9 @@ def resume(
         keys: For a run, sections and dotted keys that may change on resume, such as
             `engine={"device": "cpu"}`. For a study, `jobs`, `gpus_per_trial`, `retries` and
             `address`. For a comparison, `jobs`, `address`, `methods` and `seeds` to add methods and
-            repetitions, and `reuse`, folders of finished runs to use again. For all of them,
-            `data`, `partition`, `model` (the module of `fl.federate`) and the functions of
-            `train={"terms": ...}` and `evaluation={"metrics": ...}`, if they are objects without an
-            import path.
+            repetitions. For all of them, `data`, `partition`, `model` (the module of
+            `fl.federate`) and the functions of `train={"terms": ...}` and
+            `evaluation={"metrics": ...}`, if they are objects without an import path.
 
     Returns:
         The finished run, study or comparison. One that was finished before is returned as it is.

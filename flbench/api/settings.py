@@ -114,7 +114,6 @@ DEFAULTS: Final = {
     "overwrite": False,
     "callbacks": (),
     "logger": (),
-    "reuse": (),
     "checkpoint": "best",
 }
 """Values of settings that are not given; None for the others."""

@@ -35,8 +35,6 @@ class ComparisonSettings(Settings, total=False):
             `seed` is given, the repetitions begin after the seed of the search.
         force: Whether to use the parameters of `tuned` although the study has another setting. A
             warning names the keys in which the two differ.
-        reuse: Folders of runs, comparisons and studies, or folders above them, whose finished runs
-            are cells of this comparison if configuration, data and revision of the code are equal.
         jobs: Cells that are trained at the same time, each in a process of its own (default: one
             per core). With 1 they are trained in this process.
         address: A running Ray cluster, as `engine.address` takes it, on whose nodes the cells are
@@ -50,7 +48,6 @@ class ComparisonSettings(Settings, total=False):
     grid: Mapping[str, Sequence[Any]] | None
     tuned: AnyPath | None
     force: bool
-    reuse: AnyPath | Sequence[AnyPath]
     jobs: int | None
     address: str | None
     out: AnyPath | None

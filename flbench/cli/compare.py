@@ -19,7 +19,7 @@ from flbench.core.wording import how_to_resume
 if TYPE_CHECKING:
     from flbench.comparison.design import Design
 
-ADDED: Final = ("seeds", "jobs", "address", "force", "reuse", "config")
+ADDED: Final = ("seeds", "jobs", "address", "force", "config")
 """Options that a comparison that is resumed takes."""
 
 
@@ -62,9 +62,7 @@ def _carry_out(
     given = layers(overrides, aliases, asked["config"])
     named = comparing.methods_of(names, WORDS)
     caller = Caller(shown=not as_json, how_to_resume=partial(how_to_resume, command=command))
-    campaign = campaigns.Campaign(
-        caller, jobs=asked["jobs"], force=asked["force"], reused=asked["reuse"] or ()
-    )
+    campaign = campaigns.Campaign(caller, jobs=asked["jobs"], force=asked["force"])
     if resume is not None:
         kept = {name: value for name, value in asked.items() if name not in ADDED}
         if taken := [k for k, one in {**kept, "data": data, "dry_run": dry_run}.items() if one]:

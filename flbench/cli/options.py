@@ -25,14 +25,13 @@ METAVARS: Final = {
     "keys": "KEY[,KEY ...]",
     "normalize_by": "FILE",
     "out": "DIR",
-    "reuse": "DIR",
     "target": "VALUE,...",
     "tuned": "STUDY_DIR",
     "values": "KEY=VALUE,VALUE",
 }
 """What stands for the value of an option in the help text; for others it follows from the type."""
 TYPES: Final = {Path: "PATH", int: "N", float: "X", str: "NAME"}
-SEVERAL: Final = ("grid", "reuse", "values")
+SEVERAL: Final = ("grid", "values")
 """Options that can be given several times."""
 COMPLETED: Final = {"baseline": "methods", "grid": "keys", "values": "keys"}
 PYTHON_ONLY: Final = ("algorithm", "engine", "progress", "seed", "trust")

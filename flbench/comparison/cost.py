@@ -1,7 +1,6 @@
 """What a comparison will train and what it will cost, said before it starts."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from flbench.analysis.sampling import VARIED, Sampling
@@ -26,19 +25,14 @@ class Plan(NamedTuple):
 def measure(
     prepared: PreparedComparison,
     left: Sequence[Job],
-    reused: Mapping[str, Path],
-    notes: Sequence[str],
 ) -> Plan:
     """Return the plan of a comparison, and its estimated cost; see `jobs.estimate.measure`.
 
     Args:
         prepared: The comparison.
         left: Its cells that are not finished.
-        reused: Finished runs that are used again as cells, by the names of these.
-        notes: Sentences about them.
     """
     design, cells = prepared.design, prepared.cells
-    left = [cell for cell in left if cell.name not in reused]
     cost = estimate.measure(cells, prepared.samples.federation, prepared.resources)
     cost = cost.of(((cell.method, cell.place), 1.0) for cell in left)
     methods = list(cost.seconds)
@@ -52,7 +46,6 @@ def measure(
         "reference": design.reference,
         "cells": len(cells),
         "left": len(left),
-        "reused": len(reused),
         "rounds": rounds,
         "jobs": cost.at_once,
         **cost.tree(),
@@ -72,7 +65,6 @@ def measure(
             said.append(f"{why_not} support no claim that a method is better. `vary=both` does.")
     if design.reference is not None:
         said.append(f"the others are compared with {design.reference}.")
-    said += notes
     if design.tuned is not None:
         others = f" but {', '.join(design.untuned)}" if design.untuned else ""
         said.append(f"the methods{others} have the best parameters of {design.tuned}.")

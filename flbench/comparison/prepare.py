@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flbench.comparison import design as designs
 from flbench.comparison import tuned
@@ -208,29 +207,16 @@ def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> No
     begun = [cell for cell in prepared.cells if (folder.run_folder(cell) / "config.yaml").is_file()]
     for cell in begun:
         path = folder.run_folder(cell)
-        if found := first_difference(prepared.complete(cell), path, SEEDS):
-            key, was, now = found
-            raise ConfigError(
-                f"`{key}` was {was!r} when {path} began, and is now {now!r}. Start a new"
-                " comparison."
-            )
+        now, was = (
+            leaves(one.tree(), without=(*SEEDS, *CHANGEABLE_ON_RESUME, "output."))
+            for one in (prepared.complete(cell), read(path / "config.yaml"))
+        )
+        for key in now | was:  # where a method is imported from may change
+            if now.get(key) != was.get(key) and key != SOURCE:
+                raise ConfigError(
+                    f"`{key}` was {was.get(key)!r} when {path} began, and is now"
+                    f" {now.get(key)!r}. Start a new comparison."
+                )
     if not all(map(folder.is_done, prepared.cells)):
         for cell in begun:
             prepared.samples.check_unchanged(cell, folder.run_folder(cell))
-
-
-def first_difference(
-    asked: Config, path: Path, without: tuple[str, ...] = ()
-) -> tuple[str, Any, Any] | None:
-    """Return the first key in which the run in a folder differs from what is asked, both values.
-
-    Keys whose beginnings are in `without` may differ.
-    """
-    now, was = (
-        leaves(one.tree(), without=(*without, *CHANGEABLE_ON_RESUME, "output."))
-        for one in (asked, read(path / "config.yaml"))
-    )
-    different = (key for key in now | was if now.get(key) != was.get(key))
-    # Where a method is imported from may change.
-    key = next((key for key in different if key != SOURCE), None)
-    return None if key is None else (key, was.get(key), now.get(key))

@@ -27,7 +27,7 @@ from flbench.comparison.prepare import prepare
 from flbench.comparison.tuned import with_best
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_file, from_overrides, from_values
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, UserError
 from flbench.experiment import lifecycle
 from flbench.jobs.samples import LoadedSamples
 from flbench.reports import render
@@ -157,6 +157,43 @@ def test_a_changed_key_is_refused_by_its_name(both: Path, capsys: pytest.Capture
     ):
         assert app.main(["compare", "--resume", str(both), *words]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_nothing_is_added_to_cells_of_other_data(both: Path, tmp_path: Path):
+    shutil.copytree(both, tmp_path / "one")
+    file = tmp_path / "one" / "cells" / "fedavg-digits-alpha=5-seed1" / "partition.json"
+    about = json.loads(file.read_text())
+    file.write_text(json.dumps({**about, "data": "ab" * 32}))
+
+    with pytest.raises(UserError) as refused:
+        fl.resume(tmp_path / "one", methods=["ft"], jobs=1, progress=False)
+
+    for told in ("`data`", "ab" * 6, about["data"][:12], str(file.parent)):
+        assert told in str(refused.value)
+    assert not list(tmp_path.glob("one/cells/ft*"))
+
+
+@pytest.mark.slow
+def test_comparison_is_loaded_without_the_code_of_its_methods(
+    both: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "elsewhere"
+    shutil.copytree(both, path)
+    for file in [path / "comparison.json", *path.glob("cells/*/config.yaml")]:
+        text = file.read_text().replace("name: fedavg", "name: fedpull\n  tau: 0.5")
+        file.write_text(text.replace('"name": "fedavg"', '"name": "fedpull"'))
+
+    found, before = fl.load(path), fl.load(both)
+
+    columns = [name for name in before.cells if name != "path"]
+    assert found.cells[columns].equals(before.cells[columns])
+    assert found.methods == before.methods
+    assert f"{len(before.cells)} finished" in repr(found)
+    assert {*found.leaderboard["method"]} == {*before.methods}  # labels of the design
+    for words in (["show"], ["report", "--out", str(tmp_path / "report")]):
+        assert app.main([*words, str(path)]) == 0
+    assert "fedpull" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
