@@ -38,7 +38,6 @@ from flbench.results.differences import (
     text_of,
 )
 from flbench.results.reading import StoredRun
-from flbench.results.study_folder import PERSONAL
 from flbench.results.summary import SHARES
 
 BASELINE: Final = "fedavg"  # the method to which others are compared, if it is there
@@ -66,7 +65,6 @@ class Entry:
             seeds and partition.
         run: The run.
         folder: The run folder as users know it.
-        deployment: Name of the deployment whose metrics are compared.
     """
 
     method: str
@@ -74,14 +72,12 @@ class Entry:
     repetition: int
     run: StoredRun
     folder: str
-    deployment: str = PERSONAL
 
     @property
     def test(self) -> Mapping[str, Any]:
         """Test metrics of the run at its best round by validation."""
         found: Mapping[str, Any] = self.run.summary["best"]["test"]
-        # The metrics of another deployment are in a dict of its name.
-        return found if self.deployment == PERSONAL else found.get(self.deployment, {})
+        return found
 
     @property
     def bytes(self) -> float:
@@ -165,16 +161,10 @@ class Arrangement:
     @property
     def measured(self) -> str:
         """Which models are compared, after which round."""
-        deployment = self.entries[0].deployment
-        models = (
-            "the models that are deployed to the clients"
-            if deployment == PERSONAL
-            else f"the deployment `{deployment}`"
-        )
         within = f", among the rounds{self.at_work}" if self.work else ""
         return (
-            f"{models}, at the best round by validation accuracy, or at the last round without"
-            f" validation parts{within}"
+            "the models that are deployed to the clients, at the best round by validation accuracy,"
+            f" or at the last round without validation parts{within}"
         )
 
     @property
@@ -218,7 +208,6 @@ def arrange(
     shown: Mapping[Path, str] | None = None,
     notes: Sequence[str] = (),
     reference: str | None = None,
-    deployment: str = PERSONAL,
     at: str | None = None,
 ) -> Arrangement:
     """Arrange runs for a comparison.
@@ -236,7 +225,6 @@ def arrange(
             warnings.
         reference: The baseline of runs whose plan has one. It has no effect if the user names
             another one, or if it has no finished run.
-        deployment: Name of the deployment whose metrics are compared.
         at: See `fl.report`.
 
     Raises:
@@ -248,15 +236,9 @@ def arrange(
     finished = [run for run in runs if run.finished]
     if not finished:
         raise UserError("there is no finished run to compare.")
-
-    def value(run: StoredRun) -> float:
-        """Return the metric; 0 for one that the run lacks, which is refused below."""
-        if deployment == PERSONAL:
-            return run.scores.get(metric, 0.0)
-        return Entry("", "", 0, run, "", deployment).score(metric)
-
-    undefined = [run for run in finished if not isfinite(value(run))]
-    finished = [run for run in finished if isfinite(value(run))]
+    # A run that lacks the metric is refused below.
+    undefined = [run for run in finished if not isfinite(run.scores.get(metric, 0.0))]
+    finished = [run for run in finished if isfinite(run.scores.get(metric, 0.0))]
     if not finished:
         raise UserError(f"`{metric}` of {undefined[0].path} is no number. Choose another metric.")
     warnings = [f"left out: {run.path}: its test {metric} is no number." for run in undefined]
@@ -275,7 +257,6 @@ def arrange(
         if apart.strangers is not None:  # one place for all
             places = [" and ".join(dict.fromkeys(apart.settings[DATA]))] * len(finished)
     entries, more = _entries(apart, places, shown or {})
-    entries = [replace(entry, deployment=deployment) for entry in entries]
     _check_metrics(finished, metric, chosen)
     equal: Sequence[str] = ()
     if at is not None:

@@ -9,6 +9,7 @@ from flbench.analysis.equal_work import TRAFFIC
 from flbench.core.text import cell
 from flbench.metrics.names import RARE
 from flbench.results.metrics_file import TRAINING
+from flbench.results.study_folder import PERSONAL
 from flbench.results.summary import ended_after
 
 RUN: Final = ("place", "method", "repetition")
@@ -92,8 +93,7 @@ def values_of(comparison: Arrangement, long: pd.DataFrame, moment: str = "best")
         A row for each run and metric, with the columns of RUN, `metric` and `value`.
     """
     rows = long[long[moment]]
-    deployment = comparison.entries[0].deployment
-    own = rows[(rows["split"] == "test") & (rows["deployment"] == deployment)]
+    own = rows[(rows["split"] == "test") & (rows["deployment"] == PERSONAL)]
     common = rows[(rows["split"] == "common") & (rows["metric"] == "accuracy")]
     common = common[common["deployment"].str.removesuffix("@local").isin(ON_COMMON)]
     prices = pd.DataFrame(

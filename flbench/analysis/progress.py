@@ -8,6 +8,7 @@ import pandas as pd
 
 from flbench.analysis.answer import listing, words
 from flbench.analysis.arrangement import Arrangement
+from flbench.results.study_folder import PERSONAL
 from flbench.results.summary import SPLITS
 
 CURVES: Final = (
@@ -30,7 +31,7 @@ def curves_of(comparison: Arrangement, long: pd.DataFrame) -> pd.DataFrame:
         long: See `frame.long_of`.
     """
     is_metric = long["metric"] == comparison.metric
-    is_own = long["deployment"] == comparison.entries[0].deployment
+    is_own = long["deployment"] == PERSONAL
     return long.loc[is_metric & is_own & long["split"].isin(SPLITS), list(CURVES)]
 
 

@@ -248,7 +248,6 @@ def analysed(
     comparison = arrange(
         found.runs,
         metric=metric or found.metric,
-        deployment=found.deployment,
         labels=found.labels,
         shown=found.names,
         notes=found.notes,

@@ -88,11 +88,10 @@ class Study:
         """Draw a picture of the study as a figure of matplotlib.
 
         Args:
-            name: `history`, the best validation score so far over the trials, a line for each
-                method; `parallel`, a line for each trial of a method through its parameters to its
-                score; `scatter`, the score over each parameter; `importance`, how much of the
-                score's variance each parameter explains (fANOVA); or `comparison`, the metric on
-                test parts of the default and of the tuned parameters.
+            name: `parallel`, a line for each trial of a method through its parameters to its score;
+                `scatter`, the score over each parameter; `importance`, how much of the score's
+                variance each parameter explains (fANOVA); or `comparison`, the metric on test parts
+                of the default and of the tuned parameters.
             method: Name of the method of `parallel`, `scatter` and `importance`; it may be left out
                 if the study has only one.
 
@@ -104,7 +103,7 @@ class Study:
             return self.comparison.plot("leaders")
         if method is None and len(self.methods) == 1:
             method = self.methods[0]
-        asked = name if name == "history" else f"{method}-{name}"
+        asked = f"{method}-{name}"
         drawn = [one for part in self.report.extra.chapters for one in part.pictures()]
         figures = {one.name: one.figure for one in drawn}
         if asked not in figures:
@@ -112,8 +111,8 @@ class Study:
             why = found.why if found and name == "importance" else ""
             raise UserError(
                 f"{self.path} has no picture `{asked}`.{did_you_mean(asked, figures)} There are"
-                f" {', '.join(figures)}. {why} fl.resume({str(self.path)!r}) continues an"
-                " interrupted study."
+                f" {', '.join(figures) or 'none yet'}. {why} fl.resume({str(self.path)!r})"
+                " continues an interrupted study."
             )
         return figures[asked]
 

@@ -40,7 +40,7 @@ RESOURCES: Final = ("jobs", "gpus_per_trial", "retries", "address")
 """Arguments of `tune` that may change when a study is resumed."""
 PATHS: Final = ("space", "out")
 OPTIONS: Final = (
-    *("trials", "equal", "seeds", "vary", "search", "scheduler", "metric", "deployment"),
+    *("trials", "equal", "seeds", "vary", "search", "scheduler", "metric"),
     *(*RESOURCES, *PATHS),
 )
 """Arguments of `tune` that are not of the configuration."""
@@ -242,12 +242,10 @@ def _carry_out(
             ending = _train(design, folder, prepared, caller, named_by)
         elif driver is None:
             caller.tell([campaigns.FINISHED.format(path)])
-    again = search.how_to_resume(folder)
-    if ending.failures:
-        again = folder.resume_command
     if error := search_failure(study_folder.read(path)) or ending.error:
         error = f"{path}: {error} All reasons are in {path / 'report.md'}."
-        error += f"\nResume with: {again}" if again else ""
+        if ending.failures or search.without_result(folder):
+            error += f"\nResume with: {folder.resume_command}"
     notes = [*ending.failures, *campaigns.said_of(mirrors, path, caller)]
     return campaigns.Ending(path, error=error, notes=notes)
 

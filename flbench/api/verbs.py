@@ -165,7 +165,6 @@ def tune(
     search: Literal["random", "grid", "optuna"] | None = None,
     scheduler: Literal["asha", "none"] | None = None,
     metric: str | None = None,
-    deployment: str | None = None,
     seeds: int | None = None,
     vary: Literal["training", "both"] | None = None,
     jobs: int | None = None,
@@ -202,8 +201,6 @@ def tune(
             end, which gives the same result each time.
         metric: Validation metric to maximize (default `accuracy`). Test parts are never used for
             the search.
-        deployment: Model whose metrics score the trials and are compared (default `personal`): a
-            deployment that all methods of the study have, for example `noft` of `ft` and `fedbabu`.
         seeds: Repetitions of the default and of the best parameters, each with another seed and
             evaluated on the test parts (default 5; 0: none).
         vary: What differs between repetitions: the seed and the partition (`both`, default), or

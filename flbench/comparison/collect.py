@@ -34,7 +34,6 @@ class Collection:
             cells of one comparison that has one; or None.
         metric: Metric that ranks the methods: that of the studies among the folders if they agree,
             otherwise the accuracy.
-        deployment: Deployment whose metrics are compared, that of the studies likewise.
     """
 
     runs: tuple[StoredRun, ...]
@@ -44,7 +43,6 @@ class Collection:
     notes: tuple[str, ...]
     reference: str | None
     metric: str
-    deployment: str
 
 
 def collect(paths: Sequence[Path]) -> Collection:
@@ -81,7 +79,7 @@ def collect(paths: Sequence[Path]) -> Collection:
             names |= {path: unpacked[-1].name(path) for path in below}
     # A path that has archives need not have a run below it.
     others = [path for path in folders.find(paths) if folders.is_one(path) or not packed.get(path)]
-    measures = set()
+    metrics = set()
     for path in [*others, *list(names)]:
         with left_out.catching(path, names.get(path)):
             begun = [path]
@@ -97,7 +95,7 @@ def collect(paths: Sequence[Path]) -> Collection:
                         " compare. `flbench show` prints its trials. Resume the study, or give it"
                         " repetitions: flbench tune --seeds 5."
                     )
-                measures.add((study.header.metric, study.header.deployment))
+                metrics.add(study.header.metric)
                 if path in names:
                     names |= {one: f"{names[path]}/{one.relative_to(path)}" for one in begun}
             elif not folders.is_one(path):
@@ -111,8 +109,8 @@ def collect(paths: Sequence[Path]) -> Collection:
         left_out.raise_first()
     labels, reference = _labels(runs, left_out, notes)
     sentences = (*left_out.sentences, *dict.fromkeys(notes))
-    measure = measures.pop() if len(measures) == 1 else ("accuracy", study_folder.PERSONAL)
-    return Collection(tuple(runs), labels, names, tuple(unpacked), sentences, reference, *measure)
+    metric = metrics.pop() if len(metrics) == 1 else "accuracy"
+    return Collection(tuple(runs), labels, names, tuple(unpacked), sentences, reference, metric)
 
 
 def _labels(

@@ -35,7 +35,7 @@ STATES: tuple[State, ...] = ("finished", "stopped", "running", "diverged", "fail
 DIGITS = 9
 """Decimal places to which two scores are compared: sums in another order differ below them."""
 PERSONAL = "personal"
-"""Name of the deployment that scores a trial unless the user names another one."""
+"""Name of the models that score a trial, and by which methods are compared."""
 
 
 def _method(name: str) -> str:
@@ -90,7 +90,6 @@ class Header:
         seeds: Number of repetitions of the default and of the best parameters of each method.
         git_revision: Commit of the code; None outside a Git checkout.
         methods: Entry of each method by its name, in the order of the command line.
-        deployment: Name of the deployment whose metrics are compared, on validation and test parts.
         vary: What differs between repetitions: `both`, the seed of the training and the
             partition, or `training`.
         validation: Number of validation samples of all clients, for metrics of rare classes of
@@ -115,7 +114,6 @@ class Header:
     seeds: Few
     git_revision: Name | None
     methods: Mapping[MethodName, MethodEntry]
-    deployment: Name = PERSONAL
     vary: Name = "both"
     validation: Count = 0
     setting: Params = field(default_factory=dict)

@@ -17,6 +17,7 @@ from flbench.core.documents import as_data_error, read_json
 from flbench.metrics import names
 from flbench.results import metrics_file, tables
 from flbench.results.metrics_file import COUNTS
+from flbench.results.study_folder import PERSONAL
 
 MOST: Final = 40
 """Largest number of metrics of a run with at most ten classes."""
@@ -79,16 +80,16 @@ def safe(name: str) -> str:
     return re.sub(r"[^\w.\- :]", "-", name)
 
 
-def named(metric: str, deployment: str) -> str:
+def named(metric: str, deployment: str = PERSONAL) -> str:
     """Return the name of a metric of a deployment.
 
     >>> named("accuracy", "personal"), named("accuracy", "noft")
     ('accuracy', 'noft/accuracy')
     """
-    return safe(metric) if deployment == "personal" else f"{safe(deployment)}/{safe(metric)}"
+    return safe(metric) if deployment == PERSONAL else f"{safe(deployment)}/{safe(metric)}"
 
 
-def curves(file: Path, metric: str, deployment: str) -> list[Point]:
+def curves(file: Path, metric: str) -> list[Point]:
     """Return the curves of a run over its rounds, in the order of the rows.
 
     They are the accuracy and the metric that ranks methods, of validation and test parts; what a
@@ -97,17 +98,15 @@ def curves(file: Path, metric: str, deployment: str) -> list[Point]:
     Args:
         file: The metrics.csv; there are no curves if it does not exist.
         metric: Metric that ranks methods.
-        deployment: The evaluated model.
     """
     rows = metrics_file.read(file) if file.is_file() else []
     found: list[Point] = []
     others: set[str] = set()
     for row in rows:
+        name = f"{row.split}/{safe(row.metric)}"
         if row.split in ("validation", "test"):
-            is_shown = row.protocol == deployment and row.metric in ("accuracy", metric)
-            name = f"{row.split}/{named(row.metric, row.protocol)}"
+            is_shown = row.protocol == PERSONAL and row.metric in ("accuracy", metric)
         else:
-            name = f"{row.split}/{safe(row.metric)}"
             is_cost = row.split == "train" and row.metric in COUNTS
             is_shown = name in others or (
                 not is_cost and len(others) < MOST_OTHERS.get(row.split, 0)
@@ -118,13 +117,12 @@ def curves(file: Path, metric: str, deployment: str) -> list[Point]:
     return found
 
 
-def values(folder: Path, metric: str, deployment: str, used: int) -> list[Point]:
+def values(folder: Path, metric: str, used: int) -> list[Point]:
     """Return the metrics of a finished run that have one value: at the best round by validation.
 
     Args:
         folder: The run folder; an unfinished one has none.
         metric: Metric that ranks methods, which comes first.
-        deployment: The evaluated model.
         used: Number of names that the curves have.
     """
     file = folder / "summary.json"
@@ -140,27 +138,25 @@ def values(folder: Path, metric: str, deployment: str, used: int) -> list[Point]
             "cost/steps": summary.get("steps", 0),
             "cost/best_round": step,
         }
-        tests = _tests(best, metric, deployment)
+        tests = _tests(best["test"], metric)
     classes = _classes(folder / "per_class.csv")
     room = max(FEW, MOST - len(classes) - len(costs) - used)
     found = dict([*tests.items()][:room]) | classes | costs
     return [Point(name, float(value), step) for name, value in found.items()]
 
 
-def _tests(best: Mapping[str, Any], metric: str, deployment: str) -> dict[str, float]:
-    """Return the test metrics of the evaluated model, and that of each other deployment."""
-    tests = best["test"]
-    own = tests if deployment == "personal" else tests.get(deployment, {})
+def _tests(tests: Mapping[str, Any], metric: str) -> dict[str, float]:
+    """Return the test metrics of the personal models, and that of each other deployment."""
     mine = [
         key
-        for key, value in own.items()
+        for key, value in tests.items()
         if not isinstance(value, Mapping) and key not in (*ALONE, LAST) and "@" not in key
     ]
     order = dict.fromkeys((metric, *FIRST, *mine, LAST))
-    found = {named(key, deployment): own[key] for key in order if key in own}
+    found = {named(key): tests[key] for key in order if key in tests}
     chosen = "accuracy" if "accuracy" in tests else metric
     for key, value in tests.items():
-        if key in ("common", deployment) or ("@" in key and not key.startswith(("new@", "seen@"))):
+        if key == "common" or ("@" in key and not key.startswith(("new@", "seen@"))):
             continue
         if isinstance(value, Mapping):
             found.setdefault(named(metric, key), value.get(metric))

@@ -23,7 +23,7 @@ from flbench.core.files import is_locked
 from flbench.core.text import printable
 from flbench.jobs.folder import read_failures
 from flbench.results import study_folder
-from flbench.results.study_folder import PERSONAL, Header, Trial
+from flbench.results.study_folder import Header, Trial
 from flbench.tracking import artifacts, measures, view
 from flbench.tracking.artifacts import File, Files
 from flbench.tracking.measures import Point
@@ -35,7 +35,7 @@ ENDED: Final = "ENDED"
 """Status of what is not finished, and it is not known why: that of MLflow stays, or is KILLED."""
 TRIAL_STATUS: Final = {"finished": "FINISHED", "stopped": "KILLED"}
 SETTINGS: Final = (
-    *("metric", "deployment", "search", "scheduler"),
+    *("metric", "search", "scheduler"),
     *("trials", "rounds", "seeds", "vary", "seed"),
 )
 """Entries of study.json that are parameters of its node."""
@@ -146,7 +146,7 @@ def tree(folder: Path, outcome: Outcome | None) -> Tree:
     return found._replace(experiment=str(experiment)) if experiment else found
 
 
-def training(folder: Path, *, is_over: bool, metric: str = "", deployment: str = PERSONAL) -> Tree:
+def training(folder: Path, *, is_over: bool, metric: str = "") -> Tree:
     """Read a run folder as one node without key and name. An unchanged one is not read again.
 
     Args:
@@ -154,7 +154,6 @@ def training(folder: Path, *, is_over: bool, metric: str = "", deployment: str =
         is_over: Whether nobody writes it. Tables and checkpoints, which change after each
             evaluation, are left out before.
         metric: Metric that ranks the methods; "" for that of the configuration.
-        deployment: The evaluated model.
     """
     # A file that is being replaced is there the next time.
     versions = []
@@ -162,11 +161,11 @@ def training(folder: Path, *, is_over: bool, metric: str = "", deployment: str =
         with suppress(FileNotFoundError):
             versions.append((str(file), file.lstat().st_mtime_ns, file.lstat().st_size))
     is_over = is_over or (folder / "summary.json").is_file()
-    return _training(folder, tuple(versions), is_over, metric, deployment)
+    return _training(folder, tuple(versions), is_over, metric)
 
 
 @lru_cache(maxsize=4096)
-def _training(folder: Path, versions: object, is_over: bool, metric: str, deployment: str) -> Tree:
+def _training(folder: Path, versions: object, is_over: bool, metric: str) -> Tree:
     errors: list[DataError] = []
     config = read_yaml(folder / "config.yaml", required=True)
     with as_data_error(folder / "config.yaml"):
@@ -192,9 +191,9 @@ def _training(folder: Path, versions: object, is_over: bool, metric: str, deploy
         tags |= {"partition": str(about["hash"])} if "hash" in about else {}
         data = _data(folder)
     with _keeping(errors):
-        curves = measures.curves(folder / "metrics.csv", metric, deployment)
+        curves = measures.curves(folder / "metrics.csv", metric)
     with _keeping(errors):
-        values = measures.values(folder, metric, deployment, len({name for name, _, _ in curves}))
+        values = measures.values(folder, metric, len({name for name, _, _ in curves}))
     files = Files()
     if folder.parents[1].name == "trials" and study_folder.is_study(folder.parents[2]):
         files.add(folder, artifacts.OF_TRIAL)
@@ -280,10 +279,10 @@ class _Campaign:
         self._study: Header | None = None
         self._about, self._failures = read_json(folder / MARKER), read_failures(folder)
         self._cells = read_cells(folder) if self._about else []
-        marker, self._metric, self._deployment = folder / MARKER, "", PERSONAL
+        marker, self._metric = folder / MARKER, ""
         if study_folder.is_study(folder):
             self._study, marker = study_folder.read_header(folder), folder / "study.json"
-            self._metric, self._deployment = self._study.metric, self._study.deployment
+            self._metric = self._study.metric
         with as_data_error(marker):
             about = vars(self._study) if self._study else self._about
             self._name, self._started = str(about["id"]), milliseconds(about["created"])
@@ -341,7 +340,7 @@ class _Campaign:
 
     def _training(self, path: Path, *, is_over: bool) -> Node:
         """Read a run folder, and keep its errors."""
-        found = training(path, is_over=is_over, metric=self._metric, deployment=self._deployment)
+        found = training(path, is_over=is_over, metric=self._metric)
         self._errors += found.errors
         return found.nodes[0]
 
@@ -439,7 +438,7 @@ class _Campaign:
                 answer = " ".join(str(one) for one in read.get("answer") or ())
                 report = {"metric": read.get("metric"), "row": [*first, {}][0], "answer": answer}
         metric = self._metric or str(report.get("metric") or "accuracy")
-        ranked = measures.named(metric, self._deployment)
+        ranked = measures.named(metric)
         tags = {"metric": ranked, **self._best}
         cells = [node for node in below if node.kind == "cell" and node.status == "FINISHED"]
         shared: Mapping[str, str] = {}

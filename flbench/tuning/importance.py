@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from flbench.results import metrics_file
 from flbench.results.study_folder import StoredStudy, Trial
-from flbench.tuning.deployments import by_round
+from flbench.tuning.scores import by_round
 from flbench.tuning.search_space import Parameter
 
 ENOUGH: Final = 8  # trials: a random forest that is fitted to fewer says little
@@ -51,7 +51,7 @@ def at_first_rung(study: StoredStudy, method: str) -> tuple[int, dict[int, float
             continue
         file = study.path / "trials" / method / f"{trial.index:03d}" / "metrics.csv"
         rows = metrics_file.read(file) if file.is_file() else []
-        found = by_round(rows, header.deployment, trial.rounds).items()
+        found = by_round(rows).items()
         values = ((done, one.get(header.metric, nan)) for done, one in found)
         known = {done: value for done, value in values if isfinite(value)}
         scores[trial.index] = known | {trial.round: trial.score}

@@ -17,7 +17,6 @@ from flbench.core.registry import ALGORITHMS
 from flbench.core.system_errors import as_flbench_errors
 from flbench.data import partition_files
 from flbench.experiment.engines import with_device
-from flbench.results.study_folder import PERSONAL
 from flbench.tuning.request import require_ray_tune
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ def trainable(
     train: Mapping[str, Any] | None = None,
     engine: Section | None = None,
     evaluation: Mapping[str, Any] | None = None,
-    deployment: str = PERSONAL,
-    test: bool = False,
     gpus_per_trial: float | None = None,
     trust: bool = False,
     **keys: Any,
@@ -50,12 +47,13 @@ def trainable(
 
     Each evaluation is a report (`training_iteration`), with the columns
 
-    - `val_METRIC`: validation metrics of the deployment, such as `val_accuracy`, `val_macro_f1` and
-      `val_rare_recall`;
+    - `val_METRIC`: validation metrics of the personal models, such as `val_accuracy`,
+      `val_macro_f1` and `val_rare_recall`;
     - `round`: rounds done; `loss`: the mean training loss of the last one;
     - `up_bytes`, `down_bytes`, `peer_bytes`, `setup_bytes`: sums over all rounds;
-    - `train_seconds`, `evaluate_seconds`, `seconds`: time spent, without Ray Tune's own;
-    - `test_METRIC` and `weights_digest`: after the last round, and only with `test=True`.
+    - `train_seconds`, `evaluate_seconds`, `seconds`: time spent, without Ray Tune's own.
+
+    Test samples are not read.
 
     Each report has a checkpoint, so that trials that a scheduler pauses or copies, trials whose
     worker fails, and those of `Tuner.restore` continue exactly where they were: with the same
@@ -78,10 +76,6 @@ def trainable(
         train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
         engine: Section `engine`.
         evaluation: Section `evaluation`.
-        deployment: Model whose metrics are reported; until the method has it, those of the personal
-            models.
-        test: Whether to evaluate the test parts after the last round. What is chosen by a test
-            metric must not be evaluated by that metric.
         gpus_per_trial: Share of a GPU per trial (default: 1 if trials train on a GPU).
         trust: Whether code that `config` names may run; see `fl.run`.
         keys: Keys by their dotted names.
@@ -123,7 +117,7 @@ def trainable(
         else:
             used = with_device(asked.engine)
         resources = resources_of(TuneRequest((method,), gpus=gpus_per_trial), used)
-        complete, _ = prepare.complete(asked, federation, resources, deployment)
+        complete, _ = prepare.complete(asked, federation, resources)
     # A checkpoint for each report, and no others.
     output = complete.output.altered(
         checkpoint_every=complete.evaluation_period, checkpoint_seconds=0.0
@@ -133,10 +127,8 @@ def trainable(
     base = trial.Base(
         layer,
         partition_files.encode(federation.partition, federation.dataset, complete.partition),
-        deployment,
         digest(samples),
         pack(objects, [method]),
-        test=test,
     )
     function = tune.with_parameters(
         trial.of_tuner, base=base, samples=samples, rest=federation.without_samples()
@@ -223,6 +215,5 @@ def _domain(parameter: "Parameter") -> Any:
     if parameter.choices:
         return parameter.choices[0] if parameter.fixed else tune.choice(list(parameter.choices))
     if parameter.whole:  # Ray Tune's upper end is exclusive
-        kind = tune.lograndint if parameter.log else tune.randint
-        return kind(parameter.low, parameter.high + 1)
+        return tune.randint(parameter.low, parameter.high + 1)
     return (tune.loguniform if parameter.log else tune.uniform)(parameter.low, parameter.high)

@@ -25,7 +25,7 @@ from flbench.jobs.estimate import Estimate
 from flbench.jobs.job import Job
 from flbench.metrics import names as metric_names
 from flbench.metrics.classes import rare_classes
-from flbench.tuning import deployments, library
+from flbench.tuning import library
 from flbench.tuning.proposals import Proposals
 from flbench.tuning.request import (
     LONG_TAIL,
@@ -152,7 +152,7 @@ def prepare(
     resources = resources_of(request, with_device(engine, request.address, "`address`"))
     configs = {}
     for method, (mine, _) in resolved.items():
-        configs[method], found_notes = complete(mine, federation, resources, request.deployment)
+        configs[method], found_notes = complete(mine, federation, resources)
         notes += found_notes
     prepared = PreparedStudy(
         request,
@@ -222,7 +222,7 @@ def load(config: Config, metric: str) -> Federation:
 
 
 def complete(
-    config: Config, federation: Federation, resources: Resources, deployment: str
+    config: Config, federation: Federation, resources: Resources
 ) -> tuple[Config, tuple[str, ...]]:
     """Return the complete configuration of a method's trials, and notes about it.
 
@@ -230,15 +230,13 @@ def complete(
         config: Configuration without a trial's parameters.
         federation: The data that all trials share.
         resources: Resources of the trials.
-        deployment: Name of the deployment that scores a trial.
 
     Raises:
-        UserError: The method does not accept the configuration, or lacks the deployment.
+        UserError: The method does not accept the configuration.
     """
     # Building with the simplest engine shows whether the method accepts the configuration.
     engine = on_this_machine(resources.engine.altered(name="sequential"))
     built = assembly.build(config, federation, engine=engine)
-    deployments.check(deployment, built)
     # The complete configuration has the seed of the partition, which all training seeds share.
     return built.config.altered(engine=resources.engine), built.notes
 
@@ -328,7 +326,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> PreparedStudy:
     resources = resources_of(request, configs[request.methods[0]].engine)
     for config in configs.values():
         # Hashes of own parts are compared here: in a trial, a difference would be its failure.
-        complete(config, federation, resources, request.deployment)
+        complete(config, federation, resources)
     return PreparedStudy(
         request,
         configs,

@@ -20,9 +20,8 @@ from flbench.analysis.tables import Analysis
 from flbench.core.wording import how_to_resume, in_shell
 from flbench.reports import render
 from flbench.reports.shown import Chapter, Column, Drawn, Part, Shown, score, tenth, whole
-from flbench.results.study_folder import DIGITS, PERSONAL, STATES, StoredStudy, Trial, best_trial
+from flbench.results.study_folder import DIGITS, STATES, StoredStudy, Trial, best_trial
 from flbench.tuning import study_figures
-from flbench.tuning.deployments import of_deployment
 from flbench.tuning.importance import PERMUTATIONS, Importance, at_first_rung, importance
 from flbench.tuning.search_space import Parameter, parse, shown
 from flbench.tuning.study import OTHER_METRIC
@@ -95,7 +94,7 @@ class StudyReport:
         """What the report has besides the comparison."""
         methods = [Chapter(name, [*self._parts(name)]) for name in self.study.methods]
         equal = BUDGETS.get(self.study.header.equal, BUDGETS["trials"])
-        search: list[Part] = [BUDGET.format(equal), self.facts, self.table, self._progress()]
+        search: list[Part] = [BUDGET.format(equal), self.facts, self.table]
         if self.failures:
             search.append(Chapter("Trials that failed or have no score", [self.failures]))
         tree = asdict(self.study.header) | {"notes": self.notes, "failures": self.failures}
@@ -204,15 +203,13 @@ class StudyReport:
 
     @property
     def metric(self) -> str:
-        """Name of the study's metric, as text, with the deployment unless it is `personal`."""
-        return of_deployment(answer.words(self.study.header.metric), self.study.header.deployment)
+        """Name of the study's metric, as text."""
+        return answer.words(self.study.header.metric)
 
     @property
     def facts(self) -> dict[str, str]:
         """Settings of the study, as text by name."""
         header = self.study.header
-        is_personal = header.deployment == PERSONAL
-        models = "personal models" if is_personal else f"deployment `{header.deployment}`"
         on = " on the partition of the search" if header.vary == "training" else " and partition"
         tail = f", long tail (data.imbalance={header.imbalance:g})" * (header.imbalance < 1)
         own = (f" ({key}={one})" for key, one in header.setting.items() if key == "partition.alpha")
@@ -221,7 +218,7 @@ class StudyReport:
             "partition of the search": header.partition_hash or "-",
             "budget": f"{self._budget}, then {count(header.seeds, 'repetition')} of the default and"
             f" of the best parameters, each with another seed{on}",
-            "metric": f"{answer.words(header.metric)} of the {models}",
+            "metric": f"{self.metric} of the personal models",
             "search": f"{header.search}, scheduler {header.scheduler}, seed {header.seed}",
             "begun": header.created,
             "git revision": header.git_revision or "-",
@@ -526,16 +523,6 @@ class StudyReport:
             "tied": len(self._near(method, 1 / (self.study.header.validation or math.inf))),
             "importance_note": self.importances[method].why,
         }
-
-    def _progress(self) -> Drawn:
-        return Drawn(
-            "history",
-            "Best score so far",
-            f"Validation {self.metric} of finished trials.",
-            study_figures.progress(
-                {name: self.study.trials_of(name) for name in self.study.methods}, self.metric
-            ),
-        )
 
     def _parts(self, method: str) -> Iterator[Part]:
         """Yield the pictures of a method's search, its best parameters and what they gain."""

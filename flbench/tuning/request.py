@@ -16,7 +16,6 @@ from flbench.core.own_names import SUFFIXES, check_whole
 from flbench.jobs import repetitions
 from flbench.jobs.repetitions import Vary
 from flbench.metrics import names as metric_names
-from flbench.results.study_folder import PERSONAL
 from flbench.workers.ray_resources import Resources
 
 Search = Literal["random", "grid", "optuna"]
@@ -28,7 +27,7 @@ METRICS: Final = (
     *metric_names.RANKING_WITH_MEANS,
 )
 KEPT: Final = (
-    *("trials", "equal", "search", "scheduler", "metric", "deployment"),
+    *("trials", "equal", "search", "scheduler", "metric"),
     *("seeds", "vary", "gpus", "retries", "address"),
 )
 NO_VARY: Final = {"partition": "Repetitions with one seed of the training support no claim."}
@@ -61,7 +60,6 @@ class TuneRequest:
     search: Search = "random"
     scheduler: Scheduler = "asha"
     metric: str = "accuracy"
-    deployment: str = PERSONAL
     seeds: int = 5
     vary: Vary = "both"
     concurrent: int | None = None

@@ -5,7 +5,6 @@ folders of the trials, give the same proposals, and a trial that was interrupted
 checkpoint. Nothing of Ray Tune's own state is needed for it.
 """
 
-import math
 import shutil
 import sys
 import time
@@ -30,13 +29,12 @@ from flbench.jobs.job import Job, Outcome
 from flbench.jobs.progress import JobProgress
 from flbench.results import metrics_file
 from flbench.results.study_folder import DIGITS
-from flbench.tuning.deployments import by_round, of_deployment
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.proposals import Proposals
 from flbench.tuning.ray_tune import Reservations, bundles, quiet, reason_of
 from flbench.tuning.request import FACTOR, grace_of
+from flbench.tuning.scores import by_round
 from flbench.tuning.study import (
-    BEGUN,
     ENDS,
     OTHER_METRIC,
     Record,
@@ -67,6 +65,7 @@ LOOK: Final = 4.0
 HOLD: Final = 10.0
 """Seconds that Ray has to find other nodes for what it had reserved on one that is lost."""
 NAMED: Final = 3  # trials that a sentence names
+SEARCH: Final = "search"  # folder of Ray Tune's files within a study, while it runs
 ALIKE: Final = 4  # trials with equal scores at the first rung, of which the user is told
 
 
@@ -77,38 +76,28 @@ def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
 
 
 def begin_again(folder: StudyFolder) -> None:
-    """Let trials of a resumed study begin again that have failed because their worker did.
+    """Remove the trials of methods without a result, which a resumed study trains again.
 
-    They do so if their method has no winner. Otherwise another trial could win after the trainings
-    of the winner. The trials of later batches of TPE are removed: Optuna proposed their parameters
-    when the lost trials counted as failures.
+    Otherwise another trial could win after the trainings of the winner.
     """
-    header = folder.description()
-    size = header["batch" if header["search"] == "optuna" else "trials"]
-    first: dict[str, int] = {}  # batch by method
-    for record in _lost(folder):
-        first.setdefault(record["method"], record["index"] // size)  # records are in order
-    for record in [*folder.records()]:
-        if record["index"] // size > first.get(record["method"], math.inf):
-            path = folder.trial(record).path
-            # A kill in between leaves no configuration with which another trial would continue.
-            (path / "config.yaml").unlink(missing_ok=True)
-            shutil.rmtree(path)
-    for record in _lost(folder):
-        folder.trial(record).write(record | BEGUN)
+    removed = folder.path / SEARCH
+    for method in without_result(folder):
+        shutil.rmtree(removed, ignore_errors=True)
+        # Renamed first: a kill in between leaves no part of a trial with which it would go on.
+        (folder.path / folder.inside / method).rename(removed)
+        shutil.rmtree(removed)
 
 
-def how_to_resume(folder: StudyFolder) -> str | None:
-    """Return the command that trains lost trials again; None if there are none."""
-    return folder.resume_command if _lost(folder) else None
-
-
-def _lost(folder: StudyFolder) -> list[Record]:
-    """Return the records of the trials that `begin_again` lets begin again."""
-    records = list(folder.records())
-    methods = {record["method"] for record in records}
-    won = {name for name in methods if winner(one for one in records if one["method"] == name)}
-    return [one for one in records if one.get("lost") and one["method"] not in won]
+def without_result(folder: StudyFolder) -> list[str]:
+    """Return the methods that have no winner, and some of whose trials have lost their workers."""
+    found: dict[str, list[Record]] = {}
+    for record in folder.records():
+        found.setdefault(record["method"], []).append(record)
+    return [
+        method
+        for method, records in found.items()
+        if any(one.get("lost") for one in records) and winner(records) is None
+    ]
 
 
 def carry_out(
@@ -200,8 +189,7 @@ class TrialProgress(JobProgress):
     """Progress of the trials of a study; see `JobProgress`."""
 
     def __init__(self, folder: StudyFolder, prepared: PreparedStudy) -> None:
-        request = prepared.request
-        self._metric = of_deployment(request.metric, request.deployment)
+        self._metric = prepared.request.metric
         self._trials = {
             (method, index): TrialJob(f"{method}/{index:03d}", method, "", "", index, config, {})
             for method, config in prepared.configs.items()
@@ -243,7 +231,7 @@ class TrialProgress(JobProgress):
 def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) -> None:
     """Let Ray Tune train what is left, until the end or until it must begin again."""
     samples = prepared.federation.x.numpy()
-    sha256, storage = digest(samples), folder.path / "search"
+    sha256, storage = digest(samples), folder.path / SEARCH
     request, config, scheduler = prepared.request, prepared.config, None
     if request.scheduler == "asha":
         seen, rounds = seen_in(folder, prepared), config.train.rounds
@@ -295,7 +283,6 @@ def _tuner(
         method: Base(
             Layer(config.tree(), prepared.origins[method]),
             (files[0], files[1]),
-            prepared.request.deployment,
             sha256,
             prepared.parcel,
             folder.resume_command,
@@ -458,12 +445,12 @@ Seen = tuple[str, int, int, float]
 
 def seen_in(folder: StudyFolder, prepared: PreparedStudy) -> Iterator[Seen]:
     """Yield the evaluations of the trials that have begun."""
-    request, rounds = prepared.request, prepared.config.train.rounds
+    metric = prepared.request.metric
     for record in folder.records():
         file = folder.trial(record).path / "metrics.csv"
         rows = metrics_file.read(file) if file.is_file() else []
-        for number, found in by_round(rows, request.deployment, rounds).items():
-            yield record["method"], record["index"], number, found.get(request.metric, WORST)
+        for number, found in by_round(rows).items():
+            yield record["method"], record["index"], number, found.get(metric, WORST)
 
 
 class Halving(FIFOScheduler):  # type: ignore[misc]

@@ -81,8 +81,9 @@ class Parameter:
         if self.choices:
             value: Scalar = trial.suggest_categorical(self.path, self.choices)
             return value
-        kind = trial.suggest_int if self.whole else trial.suggest_float
-        return self._rounded(kind(self.path, self.low, self.high, log=self.log))
+        if self.whole:
+            return self._rounded(trial.suggest_int(self.path, self.low, self.high))
+        return self._rounded(trial.suggest_float(self.path, self.low, self.high, log=self.log))
 
     def at(self, place: float) -> float:
         """Return the value at a position on the axis of a range: 0 and 1 are its ends."""
@@ -156,7 +157,6 @@ class Parameter:
         else:
             kind = "int" if self.whole else "loguniform" if self.log else "uniform"
             tree = {kind: [self.low, self.high]}
-            tree |= {"log": True} if self.whole and self.log else {}
         when = {other: list(values) for other, values in self.when.items()}
         return tree | ({"when": when} if when else {})
 
@@ -332,7 +332,7 @@ def _parameter(path: str, entry: object, place: str, rounds: int | None) -> Para
             f" {', '.join(FORMS)}"
         )
     [kind] = kinds
-    keys = (kind, "when", *(["log"] if kind == "int" else []))
+    keys = (kind, "when")
     for key in entry:
         if key not in keys:
             hint = did_you_mean(str(key), keys)
@@ -348,12 +348,12 @@ def _parameter(path: str, entry: object, place: str, rounds: int | None) -> Para
             raise ValueError(f"must have different values, like `{FORMS['choice']}`, got {value!r}")
         return Parameter(path, choices=choices, when=conditions, place=place)
     ends = [_end(end, rounds) for end in value] if isinstance(value, list) else []
-    is_whole, is_log = kind == "int", kind == "loguniform" or entry.get("log", False)
+    is_whole, is_log = kind == "int", kind == "loguniform"
     if len(ends) != 2 or ends[0] >= ends[1] or (is_whole and float in map(type, ends)):
         raise ValueError(f"must have two ends in order, like `{{{FORMS[kind]}}}`, got {value!r}")
     low, high = ends if is_whole else map(float, ends)
-    if not isinstance(is_log, bool) or (is_log and low < (1 if is_whole else 5e-324)):
-        raise ValueError(f"must have positive ends on a logarithmic scale, got {entry!r}")
+    if is_log and low <= 0:
+        raise ValueError(f"must have positive ends, got {entry!r}")
     return Parameter(path, low, high, is_log, is_whole, when=conditions, place=place)
 
 

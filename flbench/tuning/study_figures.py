@@ -1,7 +1,7 @@
 """Figures of a study: trials, their scores, and the importance of parameters."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -13,8 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from flbench.reports.picture import Picture, in_legend, literal
-from flbench.reports.run import line_style
+from flbench.reports.picture import Picture, literal
 from flbench.results.study_folder import Trial, best_trial
 from flbench.tuning.importance import Importance
 from flbench.tuning.search_space import Parameter, shown
@@ -144,31 +143,6 @@ def shares(found: Importance) -> Figure:
     plot.set_xlim(0, 1.2)
     _plain(plot, 8)
     plot.set_xlabel("share of the explained variance of the score", fontsize=8)
-    return figure
-
-
-@literal
-def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
-    """Draw the best score so far over the trials, a line for each method.
-
-    Args:
-        methods: Trials of each method, in the order of their index.
-        metric: Name of the score.
-    """
-    figure = Picture(figsize=(WIDTH, 3.4), layout="constrained")
-    plot = figure.add_subplot()
-    for k, (method, trials) in enumerate(methods.items()):
-        leaders = [(trial.index, best_trial(trials[: n + 1])) for n, trial in enumerate(trials)]
-        line = [(index, leader.score) for index, leader in leaders if leader is not None]
-        if line:
-            style = line_style(k) | {"linewidth": 1.8, "label": in_legend(method)}
-            plot.step(*zip(*line, strict=True), where="post", marker=".", **style)
-    plot.set(xlabel="trial (0: default hyper-parameters)", ylabel=f"best {metric} so far")
-    plot.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _plain(plot, 9)
-    if plot.lines:
-        beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-        plot.legend(frameon=False, fontsize=8, ncols=1 + len(plot.lines) // 14, **beside)
     return figure
 
 

@@ -1,9 +1,8 @@
 """A trial: an ordinary run that reports its evaluations to Ray Tune.
 
-It is evaluated on the validation parts alone, unless the user of a Tuner asks for the test parts. A
-trial of a study has its run folder in the study folder, and continues from what is there. That of a
-Tuner of the user's own has it in the working directory of the trial, and each report has a copy of
-it as its checkpoint.
+It is evaluated on the validation parts alone. A trial of a study has its run folder in the study
+folder, and continues from what is there. That of a Tuner of the user's own has it in the working
+directory of the trial, and each report has a copy of it as its checkpoint.
 """
 
 import os
@@ -25,12 +24,11 @@ from flbench.core.errors import ConfigError, DivergedError, RunError, UserError
 from flbench.core.plain_yaml import to_yaml
 from flbench.data.federation import Federation
 from flbench.experiment import checkpoint
-from flbench.experiment.predictions import PARTS
 from flbench.jobs.job import Task
 from flbench.jobs.samples import PartitionFiles
 from flbench.jobs.training import run_or_resume
 from flbench.results.summary import RunningSummary
-from flbench.tuning.deployments import metrics_at, reported
+from flbench.tuning.scores import metrics_at, reported
 from flbench.tuning.search_space import why_not_searched
 from flbench.tuning.study import Record, TrialFolder, now
 from flbench.workers.actor_pool import check_unchanged
@@ -53,20 +51,16 @@ class Base:
     Attributes:
         config: The complete configuration without a trial's parameters, as a layer.
         partition: Content of partition.npz and of partition.json.
-        deployment: Name of the deployment that scores a trial.
         samples_sha256: SHA-256 (hex) of the samples.
         parcel: Objects of the user that the configuration names.
         resume: What the user calls to continue the search, for messages.
-        test: Whether the test parts are evaluated after the last round.
     """
 
     config: Layer
     partition: PartitionFiles
-    deployment: str
     samples_sha256: str
     parcel: Parcel
     resume: str = RESUME
-    test: bool = False
 
     def run(
         self, path: Path, params: Mapping[str, Any], federation: Federation, reporter: Callback
@@ -74,8 +68,7 @@ class Base:
         """Train the run of a trial, or what is left of it; see `jobs.training.run_or_resume`."""
         seed = params.get("seed", self.config.tree["seed"])
         task = Task(path, self.config, from_values(params, ORIGIN), self.resume)
-        parts = PARTS if self.test else ("validation",)
-        run_or_resume(task, federation.reseeded(seed), self.partition, reporter, parts)
+        run_or_resume(task, federation.reseeded(seed), self.partition, reporter, ("validation",))
 
 
 class Reporter(Callback):
@@ -121,7 +114,7 @@ def train(
     record = folder.begin(given)
 
     def reported_by(run: RunView) -> None:
-        found = metrics_at(run.rows, run.round, base.deployment, run.rounds)
+        found = metrics_at(run.rows, run.round)
         score, loss = found.get(metric), found.get(LOSS)
         seconds = {key: round(value, 3) for key, value in run.seconds.items()}
         steps = RunningSummary(list(run.rows)).totals()["steps"]
@@ -227,10 +220,7 @@ def of_tuner(
 
 
 class CheckpointReporter(Reporter):
-    """Reports each evaluation to a Tuner, with a copy of the run folder as the checkpoint.
-
-    With test parts, the last report comes when they are evaluated: at the end of the run.
-    """
+    """Reports each evaluation to a Tuner, with a copy of the run folder as the checkpoint."""
 
     def __init__(self, base: Base, tune: Any) -> None:
         super().__init__(base, lambda run: None)
@@ -241,20 +231,12 @@ class CheckpointReporter(Reporter):
         self._done = min(run.round, run.rounds - 1)
 
     def on_checkpoint(self, run: RunView, path: Path) -> None:
-        is_last = self.base.test and run.round >= run.rounds
-        if path.stem == "last" and RunningSummary(list(run.rows)).last == run.round and not is_last:
-            self._send(run, [row for row in run.rows if row.split != "test"], {})
-
-    def on_run_end(self, run: RunView) -> None:
-        if self.base.test and run.summary is not None:
-            self._send(run, list(run.rows), {"weights_digest": run.summary["weights_digest"]})
-
-    def _send(self, run: RunView, rows: list[Any], more: Mapping[str, Any]) -> None:
-        if run.round > self._done:
+        rows = list(run.rows)
+        is_evaluated = path.stem == "last" and RunningSummary(rows).last == run.round
+        if is_evaluated and run.round > self._done:
             self._done = run.round
-            found = reported(rows, run.seconds, self.base.deployment, run.rounds)
             saved = self._tune.Checkpoint.from_directory(run.path)
-            self._tune.report({**found, **more}, checkpoint=saved)
+            self._tune.report(reported(rows, run.seconds), checkpoint=saved)
 
 
 def take_over(path: Path, base: Base, params: Mapping[str, Any]) -> None:

@@ -227,7 +227,7 @@ def test_comparisons_and_studies_of_strangers_ask(evil, tmp_path, capsys):
     tree |= {"vary": "training", "tuned": None, "id": "c", "created": "", "command": []}
     (comparison / "comparison.json").write_text(json.dumps(tree))
     asked = {"search": "random", "scheduler": "none", "metric": "accuracy"}
-    asked |= {"seeds": 0, "vary": "both", "deployment": "personal"}
+    asked |= {"seeds": 0, "vary": "both"}
     asked |= {"gpus": 0, "retries": 0, "address": None, "batch": 1, "equal": "trials"}
     study = studies.begin(tmp_path / "study", "fedavg", trials=1, **asked)
     studies.trial(study, "fedavg", 0, 0.5, params={"model.name": f"{evil}:Net"})

@@ -98,13 +98,10 @@ def test_what_ranks_methods_and_what_users_log_have_curves_and_only_few_others(t
     file = tmp_path / "metrics.csv"
     file.write_text(metrics_file.header_line() + metrics_file.to_text(rows))
 
-    found = [point.name for point in measures.curves(file, "macro_f1", "personal")]
-    of_head = [point.name for point in measures.curves(file, "accuracy", "head")]
+    found = [point.name for point in measures.curves(file, "macro_f1")]
 
     tests = ["test/accuracy", "test/macro_f1"]
     assert found == [*tests, "log/mine0", "log/mine1", "log/mine2", "server/a-0"]
-    assert "test/head/accuracy" in of_head
-    assert "test/accuracy" not in of_head
 
 
 @pytest.mark.parametrize("count", [2, 20, 21])
@@ -120,7 +117,7 @@ def test_classes_have_metrics_up_to_twenty_and_rare_ones_come_before_others(tmp_
     }
     (tmp_path / "summary.json").write_text(json.dumps(about))
 
-    points = measures.values(tmp_path, "own3", "personal", 3)
+    points = measures.values(tmp_path, "own3", 3)
 
     found = {point.name: point.value for point in points}
     assert [point.name for point in points][:3] == ["own3", "accuracy", "rare_recall"]
@@ -142,24 +139,16 @@ def test_metrics_of_other_deployments_have_names_of_their_own(tmp_path):
     }
     (tmp_path / "summary.json").write_text(json.dumps(about))
 
-    def found(metric, deployment):
-        points = measures.values(tmp_path, metric, deployment, 0)
-        return {one.name: one.value for one in points if not one.name.startswith("cost/")}
+    points = measures.values(tmp_path, "macro_f1", 0)
 
-    common = {"gm/accuracy": 0.75}  # the metric that chooses the best round, whatever ranks
-    assert found("macro_f1", "personal") == common | {
+    assert {one.name: one.value for one in points if not one.name.startswith("cost/")} == {
+        "gm/accuracy": 0.75,  # the metric that chooses the best round, whatever ranks
         "macro_f1": 0.25,
         "accuracy": 0.5,
         "mine": 7.0,
         "client_std": 0.1,
         "noft/macro_f1": 0.375,
         "new-5/macro_f1": 0.125,
-    }
-    assert found("accuracy", "noft") == common | {
-        "noft/accuracy": 0.875,
-        "noft/macro_f1": 0.375,
-        "noft/mine": 3.0,
-        "new-5/accuracy": 0.625,
     }
 
 
@@ -172,7 +161,7 @@ def test_classes_whose_names_are_one_in_mlflow_are_told_apart(tmp_path):
     summary = {"best": about, "communication": {}, "seconds": {"total": 1.0}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
 
-    points = measures.values(tmp_path, "accuracy", "personal", 0)
+    points = measures.values(tmp_path, "accuracy", 0)
 
     found = {one.name: one.value for one in points if one.name.startswith("recall/")}
     assert found == {
@@ -297,7 +286,7 @@ def test_figures_of_a_growing_file_are_sent_once_and_a_half_line_waits(store, co
 
     second, _ = follow.sync(path, store.address.uri)
 
-    points = measures.curves(path / "metrics.csv", "accuracy", "personal")
+    points = measures.curves(path / "metrics.csv", "accuracy")
     assert len(history(store, only(store, path))) == len(points)
     assert first.metrics
     assert second.metrics == len(points) - first.metrics

@@ -77,7 +77,7 @@ def alone(tmp_path_factory):
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")
 def test_trial_that_is_killed_and_restored_ends_as_a_run(cluster, alone, tmp_path):
-    trainable = fl.tuning.trainable("fedprox", **SETTING, test=True)
+    trainable = fl.tuning.trainable("fedprox", **SETTING)
     killed = tuner(tmp_path, trainable, {RATE: 0.1, MU: 0.5}, callbacks=[Killing()])
     assert len(killed.fit().errors) == 1
     grid = tune.Tuner.restore(str(tmp_path / "own"), trainable, resume_errored=True).fit()
@@ -85,8 +85,6 @@ def test_trial_that_is_killed_and_restored_ends_as_a_run(cluster, alone, tmp_pat
     [good] = grid
     assert good.error is None
     assert good.metrics["iterations_since_restore"] < 3
-    assert good.metrics["weights_digest"] == alone.digest
-    assert good.metrics["test_accuracy"] == alone.summary["last"]["test"]["accuracy"]
     for kind, amount in alone.summary["communication"].items():
         assert good.metrics[kind] == amount
     curve = good.metrics_dataframe
@@ -130,7 +128,6 @@ def test_wrong_keys_are_refused_before_a_trial_starts(cluster, key, message, tmp
         ({"partition": {"split": [0.8, 0.0, 0.2]}}, "no client has any"),
         ({"train": {"early_stopping": {"patience": 2}}}, "`train.early_stopping.patience`"),
         ({"algorithm": "fedavg"}, "takes the method as its first argument"),
-        ({"deployment": "head"}, "no deployment of this name"),
         ({"gpus_per_trial": 0.5, "engine": {"device": "cpu"}}, "engine.device=cpu"),
     ],
 )

@@ -53,8 +53,6 @@ def begin(tmp_path):
         ("--algo", "fedavg", "--metric", "confusable_f1"),
         ("--algo", "fedavg", "--metric", "rare_recall", "data.name=digits"),
         ("--algo", "fedavg", "--metric", "auroc"),
-        ("--algo", "ft,fedavg", "--deployment", "noft"),
-        ("--algo", "ft", "--deployment", "gm"),
         ("--algo", "fedavg", "train.early_stopping.patience=3"),
         ("--algo", "fedavg", "--vary", "partition"),
         ("--algo", "fedavg", "--scheduler", "pbt"),
@@ -148,7 +146,7 @@ def test_reopened_study_is_the_one_that_was_begun(begin):
 
     assert again.resources.concurrent == 1
     assert again.batch == first.batch
-    for option in ("trials", "search", "scheduler", "metric", "deployment"):
+    for option in ("trials", "search", "scheduler", "metric"):
         assert getattr(again.request, option) == getattr(first.request, option)
     assert again.spaces["fedcpmd"].parameters == first.spaces["fedcpmd"].parameters
     assert again.configs["fedcpmd"].tree() == first.configs["fedcpmd"].tree()
@@ -169,15 +167,6 @@ def test_reopened_study_joins_no_cluster_that_a_folder_of_others_names(begin, mo
 
     again = prepare.reopen(folder, {"address": "192.0.2.1:6379"})
     assert again.resources.address == "192.0.2.1:6379"
-
-
-@pytest.mark.slow
-def test_reopened_study_keeps_its_deployment(begin):
-    folder, first = begin("ft", "fedbabu", deployment="noft")
-    header = json.loads((folder.path / "study.json").read_text())
-
-    assert header["deployment"] == first.request.deployment == "noft"
-    assert prepare.reopen(folder, {}).request.deployment == "noft"
 
 
 @pytest.mark.slow

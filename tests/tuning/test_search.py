@@ -171,13 +171,12 @@ def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(tmp_path, w
 @pytest.mark.parametrize(
     ("reasons", "states"),
     [
-        (["the memory of the machine was full", "its machine has ended"], ["running", "running"]),
+        (["the memory of the machine was full", "its machine has ended"], []),
         (["no space left", None], ["failed", "finished"]),
     ],
 )
 def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states):
     """Never where a method has a winner."""
-    (tmp_path / "study.json").write_text(json.dumps({"search": "random", "trials": 2}))
     made = search_of(tmp_path)
     for name, reason in zip("xy", reasons, strict=True):
         made.suggest(name)
@@ -187,34 +186,14 @@ def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states
         made.on_trial_complete(name, None, error=reason is not None)
         if reason is not None:
             made.say_why(name, reason)
-    is_lost = states[0] == "running"
-    folder = StudyFolder(tmp_path, "fl.resume('a')")
-    prepared = SimpleNamespace(trials={"a": 2})
+    folder, prepared = StudyFolder(tmp_path), SimpleNamespace(trials={"a": 2})
 
-    assert search.how_to_resume(folder) == ("fl.resume('a')" if is_lost else None)
+    assert search.without_result(folder) == ([] if states else ["a"])
     search.begin_again(folder)
 
     assert [record["state"] for record in folder.records()] == states
-    assert search.is_over(folder, prepared) == (not is_lost)
-    assert search.how_to_resume(folder) is None
-
-
-@pytest.mark.parametrize(("kind", "left"), [("random", [0, 1, 2, 3, 4]), ("optuna", [0, 1, 2, 3])])
-def test_proposals_that_learned_from_lost_trials_are_made_again(tmp_path, kind, left):
-    """Trials 2 and 3 are the batch of the first lost one; trial 4 was proposed from failures."""
-    (tmp_path / "study.json").write_text(json.dumps({"search": kind, "batch": 2, "trials": 5}))
-    for index in range(5):
-        is_lost = index > 1
-        record = {"method": "a", "index": index, "state": "failed", "lost": is_lost}
-        folder = TrialFolder(tmp_path, "a", index)
-        folder.path.mkdir(parents=True)
-        folder.write(record | {"seed": 0, "params": {}, "reason": "its machine has ended"})
-
-    search.begin_again(StudyFolder(tmp_path))
-
-    records = list(StudyFolder(tmp_path).records())
-    assert [record["index"] for record in records] == left
-    assert [record["state"] == "running" for record in records] == [k > 1 for k in left]
+    assert search.is_over(folder, prepared) == bool(states)
+    assert search.without_result(folder) == []
 
 
 def test_worker_that_fails_because_the_study_stops_is_not_a_failure(tmp_path, connected):
@@ -405,7 +384,7 @@ def test_trial_whose_driver_died_before_it_could_stop_it_is_stopped():
 def test_progress_names_trials_and_counts_a_stopped_one_as_done(tmp_path, capsys):
     config = SimpleNamespace(train=SimpleNamespace(rounds=10))
     prepared = SimpleNamespace(
-        request=SimpleNamespace(metric="accuracy", deployment="noft"),
+        request=SimpleNamespace(metric="accuracy"),
         trials={"a": 2, "b": 2},
         configs={"a": config, "b": config},
         resources=SimpleNamespace(kind="trial"),
@@ -423,7 +402,7 @@ def test_progress_names_trials_and_counts_a_stopped_one_as_done(tmp_path, capsys
     progress.end_trial(record)
 
     said = capsys.readouterr().err
-    for part in ("2/4", "a, trial 1", "stopped", "accuracy of noft 0.5000"):
+    for part in ("2/4", "a, trial 1", "stopped", "accuracy 0.5000"):
         assert part in said
     [title, *lines] = [progress.table().title, *progress.table().columns[3].cells]
     assert title.startswith("2 of 4 trials")
@@ -436,7 +415,7 @@ def test_metric_that_tells_no_trials_apart_is_said_once_during_the_search(
 ):
     config = SimpleNamespace(train=SimpleNamespace(rounds=9), evaluation_period=1)
     prepared = SimpleNamespace(
-        request=SimpleNamespace(metric="rare_recall", deployment="personal"),
+        request=SimpleNamespace(metric="rare_recall"),
         trials={"fedavg": 5},
         configs={"fedavg": config},
         resources=SimpleNamespace(kind="trial"),

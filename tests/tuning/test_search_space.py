@@ -31,7 +31,7 @@ ALL = space_of(
     "train.optimizer.lr: {loguniform: [0.001, 0.3]}",
     "algorithm.tau: {uniform: [0.1, 1]}",
     "algorithm.a: {int: [1, 3]}",
-    "algorithm.b: {int: [1, 64], log: true}",
+    "algorithm.b: {int: [1, 64]}",
     "algorithm.c: {choice: [a, 3, 0.5, null, true]}",
     "algorithm.d: {fixed: x}",
 )
@@ -114,7 +114,7 @@ def test_values_in_words():
         "0.001 to 0.3, log",
         "0.1 to 1",
         "1 to 3",
-        "1 to 64, log",
+        "1 to 64",
         "a, 3, 0.5, null, true",
         "fixed: x",
     ]
@@ -226,7 +226,6 @@ WRONG = [
     "algorithm.tau: {quniform: [0, 10, 5]}",
     "algorithm.tau: {uniform: [0, 1], points: 5}",
     "algorithm.tau: {uniform: [0, .inf]}",
-    "algorithm.tau: {int: [1, 2], log: 3}",
     "algorithm.tau: {int: [0, 2], log: true}",
     "algorithm.tau: {uniform: [0, 1], when: algorithm.share}",
     "algorithm.tau: {int: [0, 1000000000000000000]}",

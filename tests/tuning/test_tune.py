@@ -292,24 +292,6 @@ def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, t
         assert weights_in(study / name) == weights_of_a_run(study, name, tmp_path / name, plain)
 
 
-@pytest.mark.full
-def test_study_of_another_deployment_is_scored_and_compared_by_it(tmp_path):
-    more = ("--trials", "2", "--seeds", "1", "--scheduler", "none")
-    study = tune(tmp_path / "out", "ft", "--deployment", "noft", *more)
-
-    def of(name: str, deployment: str, split: str) -> float:
-        rows = metrics_file.read(study / name / "metrics.csv")
-        wanted = (3, split, deployment, "accuracy")
-        return next(row.value for row in rows if row[:4] == wanted)
-
-    for name, record in records(study).items():
-        assert record["score"] == of(name, "noft", "validation")
-    board = fl.load(study).comparison.leaderboard.set_index("method")["mean"]
-    test = of(cell_of(study, "ft"), "noft", "test")
-    assert board["ft"] == test
-    assert test != of(cell_of(study, "ft"), "personal", "test")
-
-
 def test_searches_at_equal_steps(tmp_path):
     """Ditto trains two models, so its trials are half as many; the steps are those of the runs."""
     more = ("--equal", "steps", "--trials", "4", "--seeds", "0", "--jobs", "1")
