@@ -53,7 +53,7 @@ def predict(
     loaded = _load(path, client, asked, is_global=is_global)
     rows: list[dict[str, Any]] = []
     for given in inputs:
-        for samples in unlabelled.read(given, loaded.layout, _note):
+        for samples in unlabelled.read(given, loaded.layout):
             _note_unknown_words(loaded, samples)
             rows += _predictions(loaded, samples)
     if out is not None:

@@ -207,10 +207,6 @@ class TextConfig(Strict):
         description="texts: characters of the shortest text that is a client; shorter ones are left"
         " out (default: those without a window)",
     )
-    vocabulary: Literal["texts", "leaf"] = Field(
-        "texts",
-        description="texts: the characters of all texts, or the 80 characters of LEAF",
-    )
 
 
 class DataConfig(Strict):
@@ -266,14 +262,14 @@ class DataConfig(Strict):
         None, description="SHA-256 of the samples of `source`; flbench writes it to config.yaml"
     )
     normalize: Annotated[
-        Literal["standard", "unit", "none", "client"] | GivenNormalization,
+        Literal["standard", "none", "client"] | GivenNormalization,
         BeforeValidator(_numbers),
     ] = Field(
         "standard",
         description="standard: zero mean and unit variance of each channel or column over all"
-        " training parts; unit: scale to [0, 1]; none: inputs as they are; client: zero mean and"
-        " unit variance over the client's own training part, so that clients share no statistics;"
-        " or {mean: [...], std: [...]}, numbers of your own",
+        " training parts; none: inputs as they are; client: zero mean and unit variance over the"
+        " client's own training part, so that clients share no statistics; or {mean: [...], std:"
+        " [...]}, numbers of your own",
     )
     imbalance: float = Field(
         1.0,
@@ -455,17 +451,6 @@ class PartitionConfig(Strict):
         " clients, which are drawn at random; or a list of the names of natural clients; they train"
         " in no round, and no statistic uses their samples (default: none)",
     )
-    new_alpha: float | None = Field(
-        None,
-        gt=0,
-        description="new clients: their samples are distributed among them anew by `dirichlet` with"
-        " this concentration (default: they keep their samples)",
-    )
-    new_shots: int | None = Field(
-        None,
-        ge=1,
-        description="new clients: largest number of training samples of each class (default: all)",
-    )
 
     @field_validator("split")
     @classmethod
@@ -477,13 +462,7 @@ class PartitionConfig(Strict):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        """Refuse keys of new clients without new clients, and a saved partition without a file."""
-        for key in ("new_alpha", "new_shots"):
-            if self.new_clients is None and getattr(self, key) is not None:
-                raise ValueError(
-                    f"`partition.{key}` is for clients that join after the training, and there are"
-                    " none: set `partition.new_clients`, or leave it out"
-                )
+        """Refuse a saved partition without a file."""
         if self.scheme == "file" and self.path is None:
             raise ValueError("`partition.scheme=file` needs `partition.path`, the saved partition")
         return self
@@ -503,11 +482,6 @@ class PartitionConfig(Strict):
         return self.scheme.rpartition(":")[2]
 
 
-FEATURE_SHIFTS: Final = ("rotation", "blur", "contrast", "brightness", "colour", "noise")
-"""Keys of the section `shift` that have a number for each group, in the order of application."""
-Degrees = tuple[float, ...]
-
-
 class ShiftConfig(Strict):
     """Section `shift`: how samples and labels differ between groups of clients.
 
@@ -518,66 +492,23 @@ class ShiftConfig(Strict):
     groups: int | None = Field(
         None,
         ge=1,
-        description="number of groups G (default: as many as the longest list has values; without"
-        " a list, or with `draw`, each client is a group of its own)",
+        description="number of groups G (default: as many as `rotation` has values; without it,"
+        " each client is a group of its own)",
     )
-    draw: bool = Field(
-        False,
-        description="read each list as [lowest, highest]: every group draws its value in between",
-    )
-    rotation: Degrees | None = Field(
+    rotation: tuple[float, ...] | None = Field(
         None,
         min_length=1,
         description="images: angle of each group, counter-clockwise, such as [0, 90, 180, 270]",
         json_schema_extra={"unit": "degrees"},
     )
-    blur: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
-        None,
-        min_length=1,
-        description="images: standard deviation of a Gaussian that smooths them; 0 leaves them as"
-        " they are",
-        json_schema_extra={"unit": "pixels"},
-    )
-    contrast: Degrees | None = Field(
-        None,
-        min_length=1,
-        description="images: factor of the distances from the image's mean; 1 leaves them as they"
-        " are",
-    )
-    brightness: Degrees | None = Field(
-        None,
-        min_length=1,
-        description="images: factor of all pixels; 1 leaves them as they are",
-    )
-    colour: Degrees | None = Field(
-        None,
-        min_length=1,
-        description="images of three channels: angle by which colours are turned around the grey"
-        " axis; 120 turns red into green",
-        json_schema_extra={"unit": "degrees"},
-    )
-    noise: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
-        None,
-        min_length=1,
-        description="images: standard deviation of Gaussian noise, as a share of the range of"
-        " pixels; it is drawn once for each sample",
-    )
-    channels: bool = Field(
-        False, description="images: permute the channels; group 0 keeps their order"
-    )
     labels: bool = Field(
         False, description="concept shift: permute the classes of labels; group 0 keeps its labels"
     )
 
-    def degrees(self) -> list[tuple[str, Degrees]]:
-        """Return the feature shifts that are set, in the order in which they are applied."""
-        found = [(name, getattr(self, name)) for name in FEATURE_SHIFTS]
-        return [(name, values) for name, values in found if values is not None]
-
     @property
     def is_on(self) -> bool:
         """Whether anything is shifted."""
-        return bool(self.degrees()) or self.channels or self.labels
+        return self.rotation is not None or self.labels
 
 
 class LoraConfig(Strict):

@@ -313,7 +313,7 @@ def _partitioned(
     if config.new_clients:
         from flbench.data.new_clients import hold_out
 
-        partition, new = hold_out(partition, dataset, config, seed)
+        partition, new = hold_out(partition, config, seed)
     y = partition.classes_of(dataset.y) if dataset.targets is None else dataset.targets
     test = np.arange(dataset.train, len(dataset.y))
     made = Federation(
@@ -377,8 +377,6 @@ def _normalized(made: Federation, how: str | GivenNormalization) -> Federation:
     train = np.sort(made._together["train"])
     if isinstance(how, GivenNormalization):
         offset, scale = normalization.given(how, x, dataset)
-    elif how == "unit":
-        offset, scale = normalization.unit(x, train, dataset)
     else:
         offset, scale = normalization.standard(x, train)
     return replace(made, offset=torch.from_numpy(offset), scale=torch.from_numpy(scale))

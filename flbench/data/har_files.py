@@ -2,14 +2,12 @@
 
 The folder has, for each PART of `train` and `test`, the files
 `PART/Inertial Signals/SIGNAL_PART.txt` with a row of 128 numbers for each window, `PART/y_PART.txt`
-with the number of the activity, and `PART/subject_PART.txt` with that of the person. The parts have
-different persons, each of which is a natural client; all windows belong to the train part of the
-data set.
+with the number of the activity, and `PART/subject_PART.txt` with that of the person, who is a
+natural client. All windows belong to the train part of the data set.
 """
 
 import re
-import warnings
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +22,6 @@ SIGNAL: Final = re.compile(
 )
 
 
-def is_har(folder: Folder) -> bool:
-    """Return whether a folder has windows of signals as UCI HAR."""
-    return any(map(SIGNAL.fullmatch, folder.names))
-
-
 def read(folder: Folder, config: DataConfig) -> Dataset:
     """Read the windows of all persons: series of the signals in the order of their names.
 
@@ -37,20 +30,23 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     """
     found = [match for match in map(SIGNAL.fullmatch, folder.names) if match]
     top, signals = found[0]["top"], sorted({match["signal"] for match in found})
-    x, labels, persons = list[NDArray[Any]](), list[NDArray[Any]](), list[NDArray[Any]]()
+    x, y, persons = list[NDArray[Any]](), list[NDArray[Any]](), list[NDArray[Any]]()
     for part in sorted({match["part"] for match in found}, reverse=True):  # train, then test
-        files = [f"Inertial Signals/{signal}_{part}.txt" for signal in signals]
-        windows = [_numbers(folder, f"{top}{part}/{file}", np.float32, 2) for file in files]
-        for rows, file in ((labels, f"y_{part}.txt"), (persons, f"subject_{part}.txt")):
-            rows.append(_numbers(folder, f"{top}{part}/{file}", np.int64, 1))
-        shapes = {(len(labels[-1]), *windows[0].shape[1:]), *(one.shape for one in windows)}
-        if len(shapes) > 1 or len(persons[-1]) != len(labels[-1]):
-            raise DataError(
-                f"{folder.path}: {', '.join(files)}, y_{part}.txt and subject_{part}.txt have"
-                " different numbers of rows or columns. Extract the data set again."
-            )
-        x.append(np.stack(windows, axis=1))  # [n, channels, length]
-    numbers, y = np.unique(np.concatenate(labels), return_inverse=True)
+        entry = ""
+        try:
+            windows = []
+            for entry in (f"Inertial Signals/{signal}_{part}.txt" for signal in signals):
+                windows.append(np.loadtxt(folder.file(f"{top}{part}/{entry}"), np.float32, ndmin=2))
+            x.append(np.stack(windows, axis=1))  # [n, channels, length]
+            for rows, entry in ((y, f"y_{part}.txt"), (persons, f"subject_{part}.txt")):
+                rows.append(np.loadtxt(folder.file(f"{top}{part}/{entry}"), np.int64, ndmin=1))
+                is_right = x[-1].size and np.isfinite(x[-1]).all()
+                if not is_right or rows[-1].shape != x[-1].shape[:1]:
+                    raise ValueError("not a number for each window, or windows that are not finite")
+        except (OSError, ValueError, OverflowError) as error:
+            where = folder.place(f"{top}{part}/{entry}")
+            raise DataError(f"{where} cannot be read ({error}). Extract it again.") from error
+    numbers, labels = np.unique(np.concatenate(y), return_inverse=True)
     people, groups = np.unique(np.concatenate(persons), return_inverse=True)
     names: dict[str, str] = {}
     if (entry := f"{top}activity_labels.txt") in folder.names:
@@ -59,24 +55,9 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     return Dataset(
         config.title,
         np.concatenate(x),
-        y.astype(np.int64),
+        labels.astype(np.int64),
         tuple(names.get(str(number), str(number)) for number in numbers),
-        train=len(y),
+        train=len(labels),
         groups=groups.astype(np.int64),
         group_names=tuple(map(str, people)),
     )
-
-
-def _numbers(folder: Folder, entry: str, dtype: type, axes: Literal[1, 2]) -> NDArray[Any]:
-    """Return the numbers of a file, with a row for each line."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of files without rows
-            found: NDArray[Any] = np.loadtxt(folder.file(entry), dtype=dtype, ndmin=axes)
-        if found.ndim != axes or not np.isfinite(found).all() or (axes == 1 and found.min() < 0):
-            raise ValueError("it has other numbers than those of UCI HAR")
-    except (OSError, ValueError, OverflowError, Warning) as error:
-        raise DataError(
-            f"{folder.place(entry)} cannot be read ({error}). Extract the data set again."
-        ) from error
-    return found

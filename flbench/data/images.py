@@ -59,11 +59,12 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
         entries = sorted(_parts(folder), key=lambda entry: (entry[0] != "train", *entry[1:]))
     else:
         entries = _class_folders(folder, by_client=by_client)
-    names = labels.class_names(
-        sorted({label for _, label, _ in entries}), str(folder.path), "class folders"
-    )
+    names = labels.class_names(sorted({label for _, label, _ in entries}))
     classes = labels.in_order(set(names.values()))
     used = [entry for _, _, entry in entries]
+    notes: tuple[str, ...] = ()
+    if parted and (count := sum(map(is_image, folder.names)) - len(used)):
+        notes = (f"data: {count:,} images outside of the folders train and test are not used.",)
     resized = f"-{size[0]}x{size[1]}" if size else ""
     cache = files.cache_folder() / f"images-{folder.fingerprint(used)[:32]}{resized}.npy"
     try:
@@ -71,8 +72,6 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     except (OSError, ValueError, EOFError):
         x = _decode(folder, used, size)
         _to_cache(cache, x)
-    images = "images of train/CLASS/ and test/CLASS/" if parted else "images"
-    notes = folder.left_out(used, f"{images}, {', '.join(SUFFIXES)} files, are")
     parts = [part for part, _, _ in entries]  # or the clients
     clients, groups = np.unique(parts, return_inverse=True)
     return Dataset(

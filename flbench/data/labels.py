@@ -6,11 +6,10 @@ tables, arrays, NPZ files and folders:
 - The classes are those that occur, unless their names are given.
 - Classes whose names are numbers come first, in the order of the numbers; the others follow in the
   order of their characters: `0`, `1`, `2`, `10`, `a`, `b`.
-- Labels that are one number, such as `1` and `1.0`, are one class. `1` and `01` are refused.
+- Labels that are one number, such as `1` and `1.0`, are one class; codes, such as `01`, are texts.
 """
 
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
@@ -53,28 +52,17 @@ def _number(text: str) -> int | float | None:
     return int(text) if text.lstrip("+-").isdigit() else number
 
 
-def class_names(labels: Iterable[str], where: str, what: str = "labels") -> dict[str, str]:
+def class_names(labels: Iterable[str]) -> dict[str, str]:
     """Return the name of the class of each label; labels that are one number have one name.
 
-    Raises:
-        DataError: Two labels are one number, and one of them has leading zeros.
-
-    >>> class_names(["2.0", "2", "03", "cat"], "data")
+    >>> class_names(["2.0", "2", "03", "cat"])
     {'2.0': '2', '2': '2', '03': '03', 'cat': 'cat'}
     """
     names: dict[str, str] = {}
-    first: dict[str, str] = {}  # the first label of each number
-    for label in dict.fromkeys(labels):
-        number = _number(label)
+    for label in labels:
+        number = None if CODE.match(label) else _number(label)
         name = str(number or 0) if isinstance(number, int) else f"{number or 0:.15g}"
-        name = label if number is None else name
-        other = first.setdefault(name, label)
-        if other != label and (CODE.match(label) or CODE.match(other)):
-            raise DataError(
-                f"{where}: the {what} {other!r} and {label!r} are written differently, but are the"
-                " same number. Write it in one way, or add a letter if they are different classes."
-            )
-        names[label] = label if CODE.match(label) else name
+        names[label] = label if number is None else name
     return names
 
 
@@ -83,7 +71,7 @@ def number_texts(
 ) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
     """Number the classes of labels that are texts; see `number_classes`."""
     if names is None:
-        name_of = class_names((label for part in parts.values() for label in part), where)
+        name_of = class_names(label for part in parts.values() for label in part)
         names = in_order(set(name_of.values()))
     else:
         name_of = {name.strip(): name for name in names}
@@ -251,28 +239,3 @@ def check_names(names: Sequence[str], path: Path | str) -> None:
                 f"{path}: class {k} has the name {name!r}, which is empty or that of another class."
                 " Give each class a name of its own."
             )
-
-
-def notes_on_names(dataset: Dataset) -> tuple[str, ...]:
-    """Return notes on two names that may mean the same class, client or word of a column.
-
-    Such names look the same, or differ by case alone. Names of one letter that differ by case are
-    taken for different ones. There is at most one note for the classes, one for the clients, and
-    one for each column.
-    """
-    named = [(dataset.classes, "class", ""), (dataset.group_names, "client", "")]
-    for column, words in zip(dataset.columns, dataset.words, strict=False):
-        named.append((words, "word", f" of the column `{column}`"))
-    notes = []
-    for names, what, whose in named:
-        seen: dict[str, str] = {}
-        for name in names:
-            shown = " ".join(unicodedata.normalize("NFC", name).split())
-            other = seen.setdefault(shown.casefold() if len(shown) > 1 else shown, name)
-            if other != name:
-                notes.append(
-                    f"data: {other!a} and {name!a}{whose} look the same, or differ by case alone,"
-                    f" and are two. If they mean one {what}, write them in one way."
-                )
-                break
-    return tuple(notes)

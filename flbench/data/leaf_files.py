@@ -2,9 +2,8 @@
 
 A file has `users`, a list of names, and `user_data`, for each user `x`, a list of samples, and `y`,
 a list of labels. Samples are lists of numbers, which are images if their number is a square and a
-table otherwise, or texts of one length, whose labels are the next characters. The files may lie in
-the folders `train` and `test`: LEAF divides the samples of each user. All of them are joined, and
-`partition.split` divides them again, because flbench has a validation part for each client.
+table otherwise, or texts of one length, whose labels are the next characters. The samples of a user
+in the folders `train` and `test` are joined, and `partition.split` divides them again.
 """
 
 import json
@@ -20,12 +19,7 @@ from flbench.core.errors import DataError
 from flbench.data import labels as labels_of
 from flbench.data.dataset import Dataset
 from flbench.data.folders import Folder
-from flbench.data.text_files import numbers_of, of_windows, vocabulary_of
-
-
-def is_leaf_file(entry: str) -> bool:
-    """Return whether the name of a file has the suffix of JSON."""
-    return entry.lower().endswith(".json")
+from flbench.data.text_files import numbers_of, of_windows
 
 
 def read(folder: Folder, config: DataConfig) -> Dataset:
@@ -34,45 +28,31 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     Raises:
         DataError: A file is not of this form; the message names the file.
     """
-    files = [entry for entry in folder.names if is_leaf_file(entry)]
-    # The train part of a user comes before its test part.
-    files.sort(key=lambda entry: ("test" in PurePosixPath(entry).parts[:-1], entry))
     found: dict[str, list[tuple[Any, Any]]] = {}
     where = str(folder.path)
+    files = [entry for entry in folder.names if entry.lower().endswith(".json")]
+    # The train part of a user comes before its test part.
+    files.sort(key=lambda entry: ("test" in PurePosixPath(entry).parts[:-1], entry))
     try:
         for entry in files:
-            where = folder.place(entry)
-            tree = json.loads(folder.read(entry))
-            if len({*tree["users"]}) < len(tree["users"]):
-                raise ValueError("`users` names a user twice")
-            for user in tree["users"]:
+            where, tree = folder.place(entry), json.loads(folder.read(entry))
+            for user in dict.fromkeys(tree["users"]):
                 x, y = (tree["user_data"][user][key] for key in "xy")
-                if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
-                    raise ValueError(f"`x` and `y` of the user `{user}` are not equally long lists")
                 found.setdefault(str(user), []).extend(zip(x, y, strict=True))
-        found, where = {user: pairs for user, pairs in found.items() if pairs}, str(folder.path)
         x, y = ([pair[k] for pairs in found.values() for pair in pairs] for k in (0, 1))
-        about: dict[str, Any] = {
-            "groups": np.repeat(np.arange(len(found)), [*map(len, found.values())]),
-            "group_names": tuple(found),
-            "notes": folder.left_out(files, "LEAF's files are .json"),
-        }
-        if x and all(isinstance(one, str) for one in (*x, *y)):
+        groups = np.repeat(np.arange(len(found)), [*map(len, found.values())])
+        about: dict[str, Any] = {"groups": groups, "group_names": tuple(found)}
+        if isinstance(x[0], str):
             return _of_texts(config, x, y, where, about)
         numbers: NDArray[Any] = np.array(x, dtype=np.float32)
         if numbers.ndim != 2 or not numbers.size or not np.isfinite(numbers).all():
             raise ValueError("samples must be lists of equally many finite numbers, or texts")
-        if not all(isinstance(label, str | int | float) for label in y):
-            raise ValueError("labels must be numbers or texts")
+        side = isqrt(numbers.shape[1])
+        if side > 1 and side * side == numbers.shape[1]:
+            numbers = numbers.reshape(-1, 1, side, side)
+        names, (classes,) = labels_of.number_classes({"y": np.array(y)}, where)
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(
-            f"{where} is not of LEAF ({error}). A file must have `users` and `user_data` with as"
-            " many samples `x` as labels `y` of each user."
-        ) from error
-    side = isqrt(numbers.shape[1])
-    if side > 1 and side * side == numbers.shape[1]:
-        numbers = numbers.reshape(-1, 1, side, side)
-    names, (classes,) = labels_of.number_classes({"y": np.array(y)}, where)
+        raise DataError(f"{where} is not of LEAF ({error}). Replace or remove it.") from error
     return Dataset(config.title, numbers, classes, names, train=len(y), **about)
 
 
@@ -84,10 +64,9 @@ def _of_texts(
     if {*map(len, x)} != {length} or {*map(len, y)} != {1} or not length:
         raise ValueError("texts must have one length, and labels one character")
     whole = "".join(map("".join, zip(x, y, strict=True)))
-    characters = vocabulary_of([whole], config.text.vocabulary)
+    characters = "".join(sorted({*whole}))
     windows = numbers_of(whole, characters, where).reshape(len(x), length + 1)
-    # LEAF's samples begin at every character of a text: then each is the one before without its
-    # first character and with its label.
+    # A sample that begins a character later is the one before without its first character.
     follows = (windows[1:, :-1] == windows[:-1, 1:]).all(axis=1) & (groups[1:] == groups[:-1])
     starts = np.concatenate([[0], np.cumsum(np.where(follows, 1, length + 1))])
     first = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))

@@ -7,24 +7,20 @@ seed and on its number of clients, so it is the same for all methods.
 """
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flbench.config.schema import PartitionConfig
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.rng import generator
 from flbench.core.wording import listed
-from flbench.data.dataset import PARTS, Dataset
+from flbench.data.dataset import PARTS
 from flbench.data.partition import ClientParts
-from flbench.data.partitioning import TRIES, repair, split_rows
-from flbench.data.schemes import Indices, dirichlet_by_class
+from flbench.data.partitioning import TRIES
 
-# Numbers of streams of the purpose `partition` beyond those of `make_partition`.
 CHOICE: Final = TRIES + 2
-SHIFT: Final = TRIES + 3
-SHOTS: Final = TRIES + 4
+"""Number of the stream of the purpose `partition` that draws the new clients."""
 
 
 def chosen(partition: ClientParts, config: PartitionConfig, seed: int) -> list[int]:
@@ -58,7 +54,7 @@ def chosen(partition: ClientParts, config: PartitionConfig, seed: int) -> list[i
 
 
 def hold_out(
-    partition: ClientParts, dataset: Dataset, config: PartitionConfig, seed: int
+    partition: ClientParts, config: PartitionConfig, seed: int
 ) -> tuple[ClientParts, ClientParts]:
     """Divide a partition into the clients that train and those that join after the training.
 
@@ -66,22 +62,13 @@ def hold_out(
         The clients that train, and the new ones.
 
     Raises:
-        ConfigError: No client is left that trains, or the new clients cannot get other samples.
+        ConfigError: No client is left that trains.
     """
     seed = seed if config.seed is None else config.seed
     new = chosen(partition, config, seed)
     old, first = sorted({*range(partition.clients)} - {*new}), partition.clients - len(new)
     parts = {part: [partition.parts[part][k] for k in new] for part in PARTS}
     names = tuple(partition.names[k] for k in new) if partition.names else ()
-    if config.new_alpha is not None:
-        parts, names = _distributed_anew(parts, dataset, config, seed, first), ()
-    if config.new_shots is not None:
-        parts["train"] = [
-            _few_shots(
-                rows, dataset.y[rows], config.new_shots, generator(seed, "partition", SHOTS, k)
-            )
-            for k, rows in enumerate(parts["train"], start=first)
-        ]
     note = (
         f"partition: the clients {listed(map(partition.called, new), 10)} of the partition join"
         f" after the training, with the ids {first} to {partition.clients - 1}."
@@ -97,54 +84,10 @@ def hold_out(
 
 def joined(training: ClientParts, new: ClientParts) -> ClientParts:
     """Return a partition of the clients that train and, with the next ids, the new clients."""
-    names: tuple[str, ...] = ()
-    if training.names or new.names:
-        begin = training.clients
-        names = (
-            *(training.names or map(str, range(begin))),
-            *(new.names or map(str, range(begin, begin + new.clients))),
-        )
     parts = {part: [*training.parts[part], *new.parts[part]] for part in PARTS}
-    return replace(training, parts=parts, names=names, shifts=(*training.shifts, *new.shifts))
-
-
-def _distributed_anew(
-    parts: dict[str, list[Indices]],
-    dataset: Dataset,
-    config: PartitionConfig,
-    seed: int,
-    first: int,
-) -> dict[str, list[Indices]]:
-    """Return parts in which the samples of the new clients are distributed by `new_alpha`.
-
-    Raises:
-        ConfigError: There are too few samples.
-    """
-    count = len(parts["train"])
-    pool = np.sort(np.concatenate([rows for part in PARTS for rows in parts[part]]))
-    if count * config.min_samples > len(pool):
-        raise ConfigError(
-            f"the {count} new clients have {len(pool):,} samples, too few to distribute them anew"
-            f" (partition.new_alpha) with partition.min_samples={config.min_samples} for each."
-            " Lower partition.min_samples, or leave new_alpha out."
-        )
-    shifted = config.altered(alpha=config.new_alpha)
-    assigned = dirichlet_by_class(
-        dataset.y[pool], len(dataset.classes), count, shifted, generator(seed, "partition", SHIFT)
+    return replace(
+        training,
+        parts=parts,
+        names=(*training.names, *new.names),
+        shifts=(*training.shifts, *new.shifts),
     )
-    if min(map(len, assigned)) < config.min_samples:
-        rng = generator(seed, "partition", SHIFT, 1)
-        assigned = repair(assigned, len(pool), config.min_samples, rng)
-    rows = [pool[np.sort(positions)] for positions in assigned]
-    split = [
-        split_rows(mine, dataset, config.split, generator(seed, "split", first + k, 1))
-        for k, mine in enumerate(rows)
-    ]
-    return {part: [client[k] for client in split] for k, part in enumerate(PARTS)}
-
-
-def _few_shots(rows: Indices, y: NDArray[Any], most: int, rng: np.random.Generator) -> Indices:
-    """Return ascending rows [n] of a client, at most `most` of each class of their labels y [n]."""
-    order = rng.permutation(len(rows))
-    of_class = [order[y[order] == label][:most] for label in np.unique(y)]
-    return np.sort(rows[np.concatenate(of_class)])

@@ -42,14 +42,6 @@ def standard(x: NDArray[Any], rows: Indices) -> Normalization:
     return _scaled(first.ravel() + total / count, deviation, x.ndim)
 
 
-def unit(x: NDArray[Any], rows: Indices, dataset: Dataset) -> Normalization:
-    """Return the normalization to [0, 1]: of pixels by `Dataset.scale`, else by the values."""
-    if dataset.is_pixels:
-        return _scaled(np.zeros(1), np.full(1, dataset.scale), x.ndim)
-    low, high = (find(x[rows], axis=(0, *range(2, x.ndim))) for find in (np.min, np.max))
-    return _scaled(low, high - low, x.ndim)
-
-
 def given(numbers: GivenNormalization, x: NDArray[Any], dataset: Dataset) -> Normalization:
     """Return the normalization by the user's numbers, those of pixels scaled to [0, 1].
 

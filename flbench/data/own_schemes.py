@@ -108,17 +108,15 @@ def _check(
             f"{what} must return the positions of {clients} clients (partition.clients), got"
             f" {len(rows)}. Correct the function, or set `partition.clients`."
         )
-    taken = np.zeros(pool, dtype=bool)
+    taken = np.zeros(pool, dtype=np.int64)
     for client, mine in enumerate(rows):
-        is_whole = mine.ndim == 1 and (mine.dtype.kind in "iu" or not mine.size)
-        if is_whole and len(mine) < config.min_samples:
-            wrong = f"{len(mine)} samples, fewer than `partition.min_samples`={config.min_samples}"
-            raise ConfigError(f"{what}: client {client} has {wrong}. Correct the function.")
-        is_right = is_whole and bool(((mine >= 0) & (mine < pool)).all())
-        mine = mine.astype(np.int64) if is_right else mine
-        if not is_right or len(np.unique(mine)) < len(mine) or taken[mine].any():
+        is_right = mine.ndim == 1 and (mine.dtype.kind in "iu" or not mine.size)
+        is_right = is_right and bool(((mine >= 0) & (mine < pool)).all())
+        if is_right:
+            np.add.at(taken, mine.astype(np.int64), 1)
+        if not is_right or len(mine) < config.min_samples or taken.max() > 1:
             raise ConfigError(
-                f"{what}: client {client} must have different whole numbers in [0, {pool}), the"
-                " positions in the pool of samples that no other client has. Correct the function."
+                f"{what}: client {client} must have at least {config.min_samples}"
+                f" (partition.min_samples) different whole numbers in [0, {pool}), the positions in"
+                " the pool of samples that no other client has. Correct the function."
             )
-        taken[mine] = True

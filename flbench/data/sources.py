@@ -29,7 +29,7 @@ FORMATS: Final = {
     "arrays": (NPZ,),
     "padding": (NPZ, OBJECTS, HUB),
     "resize": (IMAGES,),
-    "text": (TEXTS, LEAF),
+    "text": (TEXTS,),
     "client": (IMAGES, HUB),
     "label": (TABLES, OBJECTS, HUB),
     "drop": (TABLES, OBJECTS, HUB),
@@ -111,7 +111,7 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
 
 def _format(folder: "Folder") -> str:
     """Return the format of the files in a folder or .zip file."""
-    from flbench.data import har_files, images, leaf_files, tables, text_files
+    from flbench.data import har_files, images, tables
 
     pictures = [name for name in folder.names if images.is_image(name)]
     of_tables = [name for name in folder.names if tables.is_table(name)]
@@ -126,10 +126,10 @@ def _format(folder: "Folder") -> str:
             )
         return TABLES
     if not pictures:
-        if har_files.is_har(folder):
+        if any(map(har_files.SIGNAL.fullmatch, folder.names)):
             return HAR
-        for kind, is_one in ((LEAF, leaf_files.is_leaf_file), (TEXTS, text_files.is_text_file)):
-            if any(map(is_one, folder.names)):
+        for kind, suffix in ((LEAF, ".json"), (TEXTS, ".txt")):
+            if any(name.lower().endswith(suffix) for name in folder.names):
                 return kind
     return IMAGES
 
@@ -203,7 +203,6 @@ def _checked(dataset: Dataset, where: Path | str, config: DataConfig) -> Dataset
             raise DataError(
                 f"`data.{key}` is for {kind}, and {where} has {dataset.kind}. Leave it out."
             )
-    dataset = replace(dataset, notes=(*dataset.notes, *labels.notes_on_names(dataset)))
     return tokens.complete(dataset, config.padding, str(where))
 
 

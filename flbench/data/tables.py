@@ -39,8 +39,7 @@ MISSING: Final = frozenset(
 MAX_WORDS: Final = 1_000  # of one column
 FEW_WORDS: Final = 10  # a column with more words must have, on average, two values for each
 CONTINUOUS: Final = 20  # a label with more values must have, on average, two rows for each
-FEW_ROWS: Final = 10  # consecutive numbers of fewer rows are a coincidence
-FEW_SOURCES: Final = 8
+FEW_IDENTIFIERS: Final = 8  # fewer values are categories
 LARGEST: Final = float(np.finfo(np.float32).max)
 RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", re.DOTALL)
 SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -63,13 +62,13 @@ FORMATTED: Final = re.compile(
     r"[-+(]?[$€£]? ?(\d{1,3}([ '.,\u00a0\u202f]\d{3})+|\d+)([.,]\d+)? ?[%$€£]?\)?", re.ASCII
 )
 """Numbers as spreadsheets show them: with separators of thousands, a decimal comma, `%` or `$`."""
-ROW_ID: Final = re.compile(r"(.*[\W_])?(id|ids|idx|index|nr|no|row|rownum|uid)", re.IGNORECASE)
-SOURCE: Final = re.compile(
-    r"(.*[\W_])?(id|uid|pid|mrn|(patient|subject|person|participant|user|writer|speaker|device)s?"
+IDENTIFIER: Final = re.compile(
+    r"(.*[\W_])?(ids?|idx|index|nr|no|row|rownum|uid|pid|mrn"
+    r"|(patient|subject|person|participant|user|writer|speaker|device)s?"
     r"([\W_]*(id|nr|no|number|code|name))?)",
     re.IGNORECASE,
 )
-"""Names of columns of what several rows come from."""
+"""Names of columns that identify a row, or what several rows come from."""
 
 
 def is_table(name: str) -> bool:
@@ -97,10 +96,9 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
         frames[place] = frame[: filled[-1] + 1]  # spreadsheets add rows
     where = str(folder.path)
     dataset = from_frames(frames, where, config.title, label, drop, group, key="data.drop")
-    notes = (*folder.left_out(entries, f"tables are {', '.join(SUFFIXES)} files"), *dataset.notes)
     if folder.names == [folder.path.name] and folder.path.is_file():
-        return replace(dataset, groups=None, group_names=(), notes=notes)
-    return replace(dataset, group_names=client_names(entries), notes=notes)
+        return replace(dataset, groups=None, group_names=())
+    return replace(dataset, group_names=client_names(entries))
 
 
 def from_frames(
@@ -166,7 +164,7 @@ def from_frames(
         columns=tuple(features),
         words=tuple(words),
         dropped=tuple(drop),
-        notes=_notes(table[features], key, has_group=group is not None),
+        notes=_notes(table[features], key),
     )
     if group is None:
         return dataset
@@ -291,13 +289,6 @@ def _csv(path: Path, texts: Callable[[list[str]], Sequence[str | None]]) -> "pd.
         again = [k for k, kind in enumerate(found.dtypes) if kind in (bool, object)]
         if again:
             found[again] = pd.read_csv(path, usecols=again, dtype=str, **form)
-    if len(header) > 1 and found.iloc[:, -1].isna().any():  # pandas fills rows that are too short
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, delimiter=separator, skipinitialspace=True)
-            next(rows)  # the names of the columns, or `sep=;`
-            short = [rows.line_num for row in rows if 0 < len(row) < len(header)]
-        if short:
-            raise ValueError(f"line {short[0]} has fewer fields than the names of the columns")
     found.columns = pd.Index(header)
     return found
 
@@ -309,11 +300,10 @@ def _check_names(header: list[str], where: str) -> None:
     column to column, such as years or wavelengths, are names.
     """
     values = [value for name in header if (value := _number(name)) is not None]
-    if len(values) < max(1, len(header) - 1):
-        return
     steps = np.diff(values if len(values) < len(header) else values[:-1])
-    is_sorted = bool((steps > 0).all() or (steps < 0).all())
-    if is_sorted and (len(steps) > 3 or (len(steps) > 1 and bool((steps == steps[0]).all()))):
+    is_sorted = len(steps) > 1 and bool((steps > 0).all() or (steps < 0).all())
+    is_regular = len(steps) > 3 or bool((steps == steps[:1]).all())
+    if (is_sorted and is_regular) or len(values) < max(1, len(header) - 1):
         return
     raise DataError(
         f"{where} has no names of columns in its first line, but the numbers of a row:"
@@ -344,16 +334,11 @@ def _joined(
         kept = tables[table] = frame.loc[:, ~frame.columns.isin(drop)].reset_index(drop=True)
         columns = list(kept.columns)
         header = header or columns
-        if unnamed := [k for k, column in enumerate(columns, 1) if UNNAMED.fullmatch(column)]:
-            raise DataError(
-                f"{table}: column {unnamed[0]} of {len(columns)} has no name, as an index that was"
-                " saved with the table (pandas: index=False), or a separator at the end of the"
-                " lines. Name or remove it."
-            )
-        if sorted(columns) != sorted({*header}):
+        if any(map(UNNAMED.fullmatch, columns)) or sorted(columns) != sorted({*header}):
             raise DataError(
                 f"{table} has the columns {columns}, and others have {header}. Use the same columns"
-                f" in all tables, each once, or leave out by {key} those that not all have."
+                f" in all tables, each once and with a name (for the index that pandas saves:"
+                f" index=False), or leave out by {key} those that not all have."
             )
         if label is None and columns and columns[-1] != header[-1]:
             raise DataError(
@@ -498,44 +483,18 @@ def _is_free(x: NDArray[np.float32], words: Sequence[str]) -> bool:
     return len(words) == len(x) > 1 or len(words) > MAX_WORDS or is_sparse
 
 
-def _notes(table: "pd.DataFrame", key: str, *, has_group: bool) -> tuple[str, ...]:
-    """Return notes on columns that number the rows, or say what several rows come from."""
-    notes: tuple[str, ...] = ()
-    found = [f"`{column}`" for column in table if _counts_rows(table[column])]
-    if found:
-        notes += (
-            f"data: {', '.join(found)} counts or identifies the rows, and the net gets it as a"
-            " feature: where rows are sorted by class or client, the net predicts classes from it."
-            f" Leave it out by {key} unless it is a measurement.",
-        )
-    sources = [
-        column
+def _notes(table: "pd.DataFrame", key: str) -> tuple[str, ...]:
+    """Return a note on columns that identify rows, or what several rows come from."""
+    found = [
+        f"`{column}`"
         for column in table
-        if SOURCE.fullmatch(str(column))
+        if IDENTIFIER.fullmatch(str(column))
         and table[column].dtype.kind != "f"
-        and FEW_SOURCES <= len(set(_texts(table[column])[1])) <= len(table) / 2
+        and table[column].nunique() >= FEW_IDENTIFIERS
     ]
-    if sources and not has_group:
-        notes += (
-            f"data: several rows have the same `{sources[0]}`. If they come from one patient,"
-            " person or device, a client is tested on those that it has trained on: keep them"
-            f" together by data.group={sources[0]}; or leave the column out by {key}.",
-        )
-    return notes
-
-
-def _counts_rows(column: "pd.Series[Any]") -> bool:
-    """Return whether whole numbers count the rows of all tables, or of each, in any order.
-
-    In a column with the name of an identifier, they need not be consecutive.
-    """
-    if column.dtype.kind not in "iu" or column.isna().any() or len(column) < FEW_ROWS:
-        return False
-    if ROW_ID.fullmatch(str(column.name)) and column.is_unique:
-        return True
-    of_tables = [values for _, values in column.groupby(level=0)]
-    return any(
-        all(values.is_unique and values.max() - values.min() < len(values) for values in parts)
-        for parts in ([column], [values for values in of_tables if len(values) > 1])
-        if parts
+    note = (
+        f"data: {', '.join(found)} looks like an identifier, and the net gets it as a feature."
+        f" Leave it out by {key}; or, if several rows come from one patient, person or device, keep"
+        " them in one part of a client by data.group."
     )
+    return (note,) if found else ()

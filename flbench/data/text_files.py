@@ -19,10 +19,7 @@ from flbench.core.errors import DataError
 from flbench.data.dataset import Dataset
 from flbench.data.folders import Folder, client_names
 
-LEAF: Final = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""The 80 characters of LEAF's net for Shakespeare."""
 NAMES: Final = {"\n": "newline", " ": "space", "\t": "tab"}
-MAX_BYTES: Final = 16 * 2**30
 
 
 def read(folder: Folder, config: DataConfig) -> Dataset:
@@ -45,19 +42,14 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
             f" characters, and {least} are needed (data.text.window={keys.window},"
             f" data.text.shortest={keys.shortest}). Lower these keys, or add longer texts."
         )
-    notes = folder.left_out(files, "texts are .txt files")
+    notes: tuple[str, ...] = ()
     if len(kept) < len(files):
-        notes += (
+        notes = (
             f"data: {len(files) - len(kept):,} of {len(files):,} texts have fewer than {least:,}"
             " characters and are left out.",
         )
-    characters = vocabulary_of([texts[k] for k in kept], keys.vocabulary)
+    characters = "".join(sorted(set().union(*(texts[k] for k in kept))))
     counts = [1 + (len(texts[k]) - keys.window - 1) // keys.stride for k in kept]
-    if (size := sum(counts) * keys.window) > MAX_BYTES:
-        raise DataError(
-            f"{folder.path}: {sum(counts):,} windows of {keys.window} characters take"
-            f" {size / 2**30:.0f} GiB; the limit is 16. Raise data.text.stride={keys.stride}."
-        )
     windows = [  # views, which are copied once
         sliding_window_view(
             numbers_of(texts[k], characters, folder.place(files[k])), keys.window + 1
@@ -73,11 +65,6 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
         group_names=client_names([files[k] for k in kept]),
         notes=notes,
     )
-
-
-def vocabulary_of(texts: Sequence[str], vocabulary: str) -> str:
-    """Return the characters of `data.text.vocabulary`: those of LEAF, or of the texts, sorted."""
-    return LEAF if vocabulary == "leaf" else "".join(sorted(set().union(*texts)))
 
 
 def of_windows(name: str, windows: NDArray[Any], characters: str, **about: Any) -> Dataset:
@@ -137,8 +124,7 @@ def numbers_of(text: str, characters: Sequence[str], where: str) -> NDArray[Any]
         line = text.count("\n", 0, int(wrong[0])) + 1
         raise DataError(
             f"{where}, line {line}: the character {text[wrong[0]]!a} (position {wrong[0]} of"
-            f" the text) is not one of the {len(known)} of the vocabulary. Replace it; or, for data"
-            " to train on, set data.text.vocabulary=texts."
+            f" the text) is not one of the {len(known)} of the vocabulary. Replace it."
         )
     return np.asarray(order[places], dtype=np.uint8 if len(known) <= 256 else np.int32)
 

@@ -1,6 +1,6 @@
 """Reading of samples without labels, to predict their classes: images, tables, texts, NPZ files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -60,15 +60,12 @@ class Unlabelled:
     x: NDArray[Any]
 
 
-def read(
-    path: Path, layout: Layout, note: Callable[[str], None] = lambda sentence: None
-) -> list[Unlabelled]:
+def read(path: Path, layout: Layout) -> list[Unlabelled]:
     """Read the samples of a file or of all files of a folder or .zip file, sorted by name.
 
     Args:
         path: An image, a table, an .npz or .txt file, or a folder or .zip file of images or tables.
         layout: What samples the model takes.
-        note: Function that is called with a sentence about files that are not read.
 
     Raises:
         DataError: A file cannot be read, or its samples have another shape than the model's.
@@ -83,8 +80,6 @@ def read(
     if not entries:
         taken = (*suffixes, ".npz", *([".txt"] if layout.characters else []))
         raise DataError(f"{path} has no file that the model takes: {', '.join(taken)}. Give one.")
-    for sentence in folder.left_out(entries, f"the model takes {', '.join(suffixes)} files"):
-        note(sentence)
     found = []
     for entry in entries:
         file = str(path if entry == path.name and path.is_file() else path / entry)
@@ -105,49 +100,38 @@ def as_stored(x: Any, layout: Layout, where: str) -> NDArray[Any]:
     Raises:
         DataError: The samples have another shape, type or range than those of the data set.
     """
-    if layout.padding is not None and isinstance(x, list | tuple):
-        x = tokens.padded(x, layout.padding, where)
+    kind, padding = layout.kind, layout.padding
+    if padding is not None and isinstance(x, list | tuple):
+        x = tokens.padded(x, padding, where)
     found: NDArray[Any] = np.asarray(x)
-    if layout.kind == "table" and found.ndim == 2 and found.dtype.kind in "iuf":
+    if kind == "table" and found.ndim == 2 and found.dtype.kind in "iuf":
         with np.errstate(over="ignore"):
             found = found.astype(np.float32)  # NaN is a missing value
     else:
         is_stored = found.shape[1:] == layout.shape or found.ndim == 2
         order = "channels_first" if is_stored else "channels_last"
-        has_order = layout.kind == "series" or found.ndim == 4
-        found = npz_files.as_samples(found, where, order if has_order else "auto", layout.kind)
-    if layout.padding is not None and (gap := layout.shape[0] - found.shape[1]) > 0:
-        found = np.pad(found, ((0, 0), (0, gap)), constant_values=layout.padding)
-    if found.shape[1:] != layout.shape:
-        raise DataError(
-            f"{where}: the samples have the shape {list(found.shape[1:])}, but the model takes"
-            f" {list(layout.shape)}. Bring them to that shape."
-        )
-    _check_values(found, layout, where)
-    return found
-
-
-def _check_values(x: NDArray[Any], layout: Layout, where: str) -> None:
-    """Raise a DataError if samples have another type or range than those of the data set."""
-    found, known = pixels.range_of(x) if x.size else (0.0, 0.0), layout.range
-    is_wrong = layout.kind == "images" and (x.dtype == np.uint8) != layout.is_pixels
-    if layout.kind == "tokens":
-        known = (0, layout.vocabulary - 1)
-    if layout.kind == "tokens" or layout.is_pixels:
-        is_wrong |= known is not None and (found[0] < known[0] or found[1] > known[1])
+        has_order = kind == "series" or found.ndim == 4
+        found = npz_files.as_samples(found, where, order if has_order else "auto", kind)
+    if padding is not None and (gap := layout.shape[0] - found.shape[1]) > 0:
+        found = np.pad(found, ((0, 0), (0, gap)), constant_values=padding)
+    low, high = pixels.range_of(found) if found.size else (0.0, 0.0)
+    known = (0, layout.vocabulary - 1) if kind == "tokens" else layout.range
+    is_like = found.shape[1:] == layout.shape
+    if kind == "images":
+        is_like &= (found.dtype == np.uint8) == layout.is_pixels
+    if known is not None and (kind == "tokens" or layout.is_pixels):
+        is_like &= known[0] <= low and high <= known[1]
     elif known is not None:
-        is_wrong |= pixels.has_other_units(found, known)
-    if layout.kind == "table" and (rows := np.flatnonzero(np.isinf(x).any(axis=1))).size:
-        raise DataError(f"{where}: sample {rows[0]} (counted from 0) has an infinite value.")
-    if is_wrong:
+        is_like &= not pixels.has_other_units((low, high), known)
+    if not is_like or np.isinf(found).any():
         units = "" if known is None else f" with values in [{known[0]:g}, {known[1]:g}]"
-        floats = "floating point"
-        kind = "uint8" if layout.is_pixels else "tokens" if layout.kind == "tokens" else floats
+        stored = "uint8" if layout.is_pixels else "tokens" if kind == "tokens" else "floating point"
         raise DataError(
-            f"{where}: the samples are {x.dtype} with values in [{found[0]:g}, {found[1]:g}], and"
-            f" those of the data set are {kind}{units}. Give them in these units: the model"
-            " normalizes them."
+            f"{where}: the samples have the shape {list(found.shape[1:])} in {found.dtype} with"
+            f" values in [{low:g}, {high:g}], and those of the data set {list(layout.shape)} in"
+            f" {stored}{units}. Give them so: the model normalizes them."
         )
+    return found
 
 
 def _windows(folder: Folder, layout: Layout) -> Unlabelled:
@@ -155,10 +139,7 @@ def _windows(folder: Folder, layout: Layout) -> Unlabelled:
     where, length = str(folder.path), layout.shape[0]
     text = text_files.decoded(folder.read(folder.path.name), where)
     if len(text) < length:
-        raise DataError(
-            f"{where} has {len(text)} characters, and the model takes windows of {length}. Give a"
-            " longer text."
-        )
+        raise DataError(f"{where} has {len(text)} characters; the model takes windows of {length}.")
     windows = sliding_window_view(text_files.numbers_of(text, layout.characters, where), length)
     return Unlabelled(where, range(len(windows)), windows)
 

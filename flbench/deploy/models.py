@@ -173,10 +173,10 @@ class TrainedModel:
 
         `mean` and `std` have a number for each channel, or column of the net's input, in the units
         of the raw samples (pixels of uint8 images are not divided by 255 first). `std` is the
-        standard deviation, or the width of the range with `data.normalize=unit`; None stands for
-        infinity: a channel or column of one value, whose input is 0. For rows of tables, `columns`
-        has the names of the net's input, `NAME=WORD` for a column of words, and `fill` the values
-        that replace missing ones; for other samples both are empty, and for tokens all are.
+        standard deviation; None stands for infinity: a channel or column of one value, whose input
+        is 0. For rows of tables, `columns` has the names of the net's input, `NAME=WORD` for a
+        column of words, and `fill` the values that replace missing ones; for other samples both are
+        empty, and for tokens all are.
         """
         if self.inputs.is_tokens:
             return {"mean": [], "std": [], "columns": [], "fill": []}

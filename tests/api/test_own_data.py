@@ -11,8 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import flbench as fl
 from flbench.cli.app import main
 from flbench.config.schema import DataConfig
-from flbench.core.parts import offered
-from flbench.data import npz_files, sources, tables
+from flbench.data import npz_files, tables
 from flbench.data.folders import Folder
 from flbench.data.partition_files import data_hash
 from tests.api import own_parts
@@ -362,15 +361,6 @@ def test_rows_of_pandas_belong_together_by_position_where_their_indices_differ()
 
     for labels in (y, y.reset_index(drop=True).set_axis([*"abcd"])):
         assert data_hash(fl.Data(x, labels).dataset) == data_hash(expected)
-
-
-@pytest.mark.parametrize(("one", "other"), [("x", "x "), ("\u00fc", "u\u0308")])
-def test_a_note_names_clients_that_look_the_same(one, other):
-    data = fl.Data(X[:6], ["a", "b"] * 3, clients=[one, other, "z"] * 2)
-    with offered({"data": data}):
-        [note] = sources.load(DataConfig(source="object")).notes
-    assert ascii(one) in note
-    assert ascii(other) in note
 
 
 def test_tensors_that_require_gradients_and_unmasked_arrays_are_plain_arrays():

@@ -252,8 +252,8 @@ def test_value_for_a_section_is_not_lost_among_keys(items):
 def test_later_value_replaces_a_section_and_a_later_section_a_value():
     given = "data.normalize={mean: [0.5], std: [0.2]}"
 
-    assert resolve([from_overrides([given, "data.normalize=unit"])])[0].data.normalize == "unit"
-    found = resolve([from_overrides(["data.normalize=unit"]), from_overrides([given])])[0]
+    assert resolve([from_overrides([given, "data.normalize=client"])])[0].data.normalize == "client"
+    found = resolve([from_overrides(["data.normalize=client"]), from_overrides([given])])[0]
     assert found.data.normalize.mean == (0.5,)
 
 

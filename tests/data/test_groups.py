@@ -114,19 +114,8 @@ def test_a_saved_partition_that_separates_a_group_is_refused(hospitals, tmp_path
     saved = PartitionConfig(scheme="file", path=tmp_path / "together.npz")
 
     assert make_partition(together, saved, 0).hash() == make_partition(together, scheme, 0).hash()
-    with pytest.raises(DataError, match=r"apart\.npz .*`patient` .*data\.group"):
+    with pytest.raises(DataError, match=r"apart\.npz .*data\.group=patient"):
         make_partition(together, saved.altered(path=tmp_path / "apart.npz"), 0)
-
-
-def test_column_that_looks_like_patients_is_noted_unless_it_is_given(hospitals):
-    def notes(**keys):
-        return [n for n in sources.load(DataConfig(path=hospitals, **keys)).notes if "group" in n]
-
-    [note] = notes()
-    assert "data.group=patient" in note
-    assert not notes(group="patient", drop=["patient"])
-    assert not notes(group="patient")
-    assert not notes(drop=["patient"])
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_wrong_tokens_and_kinds_are_refused_with_place_and_cure(tmp_path, arrays
 
 def test_tokens_are_never_normalized_by_numbers(tmp_path):
     with pytest.raises(DataError, match=r"`data\.normalize` is for numbers"):
-        build(load(npz(tmp_path)), DataConfig(normalize="unit"), IID, 0)
+        build(load(npz(tmp_path)), DataConfig(normalize={"mean": (0,), "std": (1,)}), IID, 0)
 
 
 def test_objects_of_python_give_the_same_tokens_and_a_table_on_request():

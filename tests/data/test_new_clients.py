@@ -9,7 +9,6 @@ from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.core.errors import ConfigError
 from flbench.data.dataset import PARTS, Dataset
 from flbench.data.federation import build
-from flbench.data.new_clients import hold_out
 from flbench.data.partitioning import make_partition
 from flbench.data.sources import digits
 
@@ -54,9 +53,7 @@ def test_clients_are_held_out_by_their_names(dataset):
     assert (found.partition.names, found.new.names) == (("photo", "art"), ("sketch",))
     assert {*(found.new.rows(0) % 3)} == {2}
     assert held("sketch", seed=5).partition.names == found.partition.names
-    two = held("sketch", "photo", new_shots=1)
-    assert two.new.names == ("photo", "sketch")
-    assert [len(rows) for rows in two.new.parts["train"]] == [10, 10]
+    assert held("sketch", "photo").new.names == ("photo", "sketch")
     for wanted, key in ((["skech"], "`sketch`"), (names, "new_clients")):
         with pytest.raises(ConfigError, match=key):
             held(*wanted)
@@ -92,38 +89,6 @@ def test_choice_depends_on_the_seed_of_the_partition_alone(dataset):
     assert len(chosen) > 1
 
 
-def test_another_alpha_moves_samples_among_new_clients_alone(dataset):
-    keys = {"clients": 10, "alpha": 100.0, "new_clients": 4}
-    plain = build(dataset, DATA, PartitionConfig(**keys), seed=0)
-
-    shifted = build(dataset, DATA, PartitionConfig(**keys, new_alpha=0.1), seed=0)
-
-    assert shifted.partition.hash() == plain.partition.hash()
-    pools, skews = [], []
-    for federation in (plain, shifted):
-        rows = [rows for part in PARTS for rows in federation.new.parts[part]]
-        pools.append(np.sort(np.concatenate(rows)))
-        counts = federation.with_new_clients().counts[6:].double()
-        shares = counts / counts.sum(dim=1, keepdim=True)
-        skews.append(float(shares.max(dim=1).values.mean()))
-    assert np.array_equal(*pools)
-    assert skews[1] > 2 * skews[0]
-    smallest = min(sum(len(shifted.new.parts[p][k]) for p in PARTS) for k in range(4))
-    assert smallest >= 10
-
-
-def test_few_shots_take_samples_of_each_class_from_the_training_part(dataset):
-    keys = {"clients": 5, "scheme": "iid", "new_clients": 2}
-    plain = build(dataset, DATA, PartitionConfig(**keys), seed=0)
-
-    few = build(dataset, DATA, PartitionConfig(**keys, new_shots=2), seed=0)
-
-    for k in range(2):
-        assert set(few.new.parts["train"][k]) < set(plain.new.parts["train"][k])
-        assert np.array_equal(few.new.parts["test"][k], plain.new.parts["test"][k])
-    assert few.with_new_clients().counts[3:].tolist() == [[2] * 10] * 2
-
-
 def test_gaps_of_tables_are_filled_without_the_means_of_new_clients():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 3)).astype(np.float32)
@@ -147,9 +112,3 @@ def test_gaps_of_tables_are_filled_without_the_means_of_new_clients():
 def test_more_new_clients_than_there_are_is_an_error(dataset):
     with pytest.raises(ConfigError, match=r"partition\.new_clients=5"):
         build(dataset, DATA, PartitionConfig(clients=5, new_clients=5), seed=0)
-    file = PartitionConfig(scheme="iid", clients=5, samples=50, min_samples=10)
-    shifted = {"new_clients": 2, "new_alpha": 0.5, "min_samples": 10}
-    assert build(dataset, DATA, file.altered(**shifted), seed=0).new.clients == 2
-    partition = make_partition(dataset, file, seed=0)
-    with pytest.raises(ConfigError, match=r"new_alpha.*min_samples=11"):
-        hold_out(partition, dataset, file.altered(**shifted | {"min_samples": 11}), seed=0)

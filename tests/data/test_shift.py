@@ -13,7 +13,7 @@ import flbench as fl
 from flbench.config.schema import Config, DataConfig, PartitionConfig, ShiftConfig
 from flbench.core.errors import ConfigError
 from flbench.core.parts import offered
-from flbench.data import federation, shift
+from flbench.data import federation
 from flbench.data.dataset import PARTS, Dataset
 from flbench.data.sources import digits
 from tests.support import config_of, run
@@ -145,41 +145,10 @@ def test_labels_are_permuted_alike_in_all_parts():
     assert orders_of(other) != orders
 
 
-def test_values_can_be_drawn_for_each_client():
-    found = made(colour(), IID.altered(samples=None), draw=True, brightness=[0.5, 0.9])
-    factors = [float(text.rpartition("=")[2]) for text in found.partition.shifts]
-    assert len(set(factors)) == 6
-    assert 0.5 <= min(factors) <= max(factors) <= 0.9
-    plain = made(colour(), IID.altered(samples=None))
-    for client, factor in enumerate(factors):
-        rows = rows_of(plain, client)
-        dark = (plain.x[rows].float() * factor - found.x[rows].float()).abs()
-        assert dark.max() <= 0.55  # rounding of pixels; the factor is written with four digits
-
-
-@pytest.mark.parametrize("key", shift.NEUTRAL)
-def test_neutral_values_change_nothing(key):
+def test_no_rotation_changes_nothing():
     data = colour()
-    found = made(data, IID.altered(samples=None), **{key: [shift.NEUTRAL[key]], "groups": 2})
+    found = made(data, IID.altered(samples=None), rotation=[0], groups=2)
     assert torch.equal(found.x, torch.from_numpy(data.x))
-
-
-def test_feature_shifts_do_what_they_say():
-    x = torch.rand(3, 3, 8, 8)
-    assert torch.allclose(shift.recoloured(x, 120.0), x[:, [2, 0, 1]], atol=1e-6)
-    assert torch.allclose(shift.recoloured(x, 70.0).mean(1), x.mean(1), atol=1e-6)
-    flat = shift.contrasted(x, 0.0)
-    assert torch.allclose(flat, x.mean((1, 2, 3), keepdim=True).expand_as(x))
-    assert shift.blurred(x, 2.0).std() < x.std() / 2
-    assert torch.allclose(shift.blurred(torch.ones(1, 1, 8, 8), 3.0), torch.ones(1, 1, 8, 8))
-    data = colour()
-    noisy = made(data, IID.altered(samples=None), noise=[0.1])
-    spread = (noisy.x.float() - torch.from_numpy(data.x).float()).std() / 255
-    assert 0.07 < float(spread) < 0.11  # values that leave the range are clipped
-    swapped = made(data, IID.altered(samples=None), channels=True, groups=2)
-    rows, order = rows_of(swapped, 1), swapped.partition.shifts[1].rpartition("=")[2]
-    assert order != "012"
-    assert np.array_equal(swapped.x[rows], data.x[rows][:, [int(k) for k in order]])
 
 
 def test_default_leaves_the_hash_as_it_is():
@@ -213,11 +182,8 @@ def rows_of_a_table():
 
 
 REFUSED = [
-    ("shift.rotation", {"rotation": [0, 1, 2], "groups": 2}),
+    ("shift", {"rotation": [0, 1, 2], "groups": 2}),
     ("shift", {"rotation": list(range(7))}),
-    ("shift.blur", {"draw": True, "blur": [1.0, 0.0]}),
-    ("shift.colour", {"colour": [0, 90]}),
-    ("shift.channels", {"channels": True}),
     ("shift.rotation", {"data": rows_of_a_table(), "rotation": [0, 90]}),
 ]
 

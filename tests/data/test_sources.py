@@ -1,7 +1,5 @@
 import os
-import re
 import shutil
-import time
 import warnings
 import zipfile
 from importlib.util import find_spec
@@ -17,7 +15,7 @@ from PIL import Image
 from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.config.sources import from_overrides
 from flbench.core.errors import DataError
-from flbench.data import catalogue, folders, known_sets, npz_files, sources, tables
+from flbench.data import catalogue, folders, npz_files, sources, tables
 from flbench.data import images as image_files
 from flbench.data.federation import build
 from flbench.data.folders import Folder
@@ -71,36 +69,6 @@ def test_names_are_looked_up_as_npz_then_zip_then_folder(tmp_path):
     assert sources.load(DataConfig(name="mine", root=tmp_path)).classes == ("0", "1", "2", "3")
 
 
-def test_error_about_an_unknown_name_names_the_files_to_provide(tmp_path):
-    with pytest.raises(
-        DataError, match=r"Tiny|file that you make.*tinyimagenet.npz.*tinyimagenet.zip"
-    ):
-        sources.load(DataConfig(name="tinyimagenet", root=tmp_path))
-    with pytest.raises(DataError, match="Did you mean `cinic10`"):
-        sources.load(DataConfig(name="cinic1", root=tmp_path))
-
-
-@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a\\b"])
-def test_name_that_leads_elsewhere_is_refused(tmp_path, name):
-    with pytest.raises(DataError, match="plain name"):
-        sources.load(DataConfig(name=name, root=tmp_path))
-
-
-def test_all_nine_data_sets_of_fedcpmd_are_known():
-    names = {
-        "cifar10",
-        "cifar100",
-        "cinic10",
-        "emnist_byclass",
-        "fashionmnist",
-        "organamnist",
-        "mnist",
-        "svhn",
-    }
-
-    assert names | {"tinyimagenet"} <= set(known_sets.known())
-
-
 def test_npz_joins_validation_to_train(tmp_path):
     extra = {"val_images": np.zeros((5, 8, 8), np.uint8), "val_labels": np.zeros((5, 1))}
 
@@ -117,14 +85,6 @@ def test_npz_groups_name_natural_clients(tmp_path):
     assert data.groups[:4].tolist() == [1, 0, 1, 0]
     assert (data.groups[40:] == -1).all()
     assert data.group_names == ("ward a", "ward b")
-
-
-def test_npz_colour_images_come_out_with_channels_first(tmp_path):
-    x = np.zeros((4, 8, 8, 3), np.uint8)
-    x[..., 1] = 7
-    np.savez(tmp_path / "x.npz", train_images=x, train_labels=np.arange(4))
-
-    assert (load(tmp_path / "x.npz").x[:, 1] == 7).all()
 
 
 def coloured(shape: tuple[int, ...], dtype: type = np.uint8) -> np.ndarray:
@@ -192,31 +152,6 @@ def test_npz_of_rows_of_floats_is_a_table(tmp_path):
         load(tmp_path / "x.npz", augment=("flip",))
 
 
-def test_layout_of_data_that_are_not_npz_is_refused(tmp_path):
-    for config in (
-        DataConfig(layout="channels_first"),
-        DataConfig(layout="channels_last", path=write_zip(tmp_path / "x.zip", images())),
-        DataConfig(layout="channels_last", path=write_zip(tmp_path / "y.zip", WARDS)),
-    ):
-        with pytest.raises(DataError, match=r"`data\.layout` is for"):
-            sources.load(config)
-
-
-def test_class_name_that_no_file_can_hold_is_refused(tmp_path):
-    names = np.array(["a", "b", "c", "\ud800"])
-
-    with pytest.raises(DataError, match="class 3"):
-        load(write_npz(tmp_path / "x.npz", n=40, class_names=names))
-
-
-def test_npz_that_is_cut_short_is_refused(tmp_path):
-    file = write_npz(tmp_path / "x.npz")
-    file.write_bytes(file.read_bytes()[:-300])
-
-    with pytest.raises(DataError, match="not an intact NPZ"):
-        load(file)
-
-
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF"])
 @pytest.mark.parametrize("folder", [False, True])
 def test_images_of_every_kind_from_zip_and_folder(tmp_path, kind, folder):
@@ -254,37 +189,6 @@ def test_class_folders_without_parts_belong_to_the_train_part(tmp_path, top, fol
     assert data.x[:, 0, 1, 1].tolist() == [100, 120, 140, 0, 20, 40]
 
 
-@pytest.mark.parametrize("name", ["train", "Training"])
-def test_train_folders_of_several_hospitals_are_not_put_together(tmp_path, name):
-    entries = {k.replace("train/", f"{name}/"): content for k, content in images().items()}
-    several = {
-        f"{top}/{k}": content for k, content in entries.items() for top in ("north", "south")
-    }
-    load(write_zip(tmp_path / "one.zip", {f"north/{k}": c for k, c in entries.items()}))
-
-    with pytest.raises(DataError, match=r"north/.* and south/.*data\.client=folder"):
-        load(write_zip(tmp_path / "x.zip", several))
-    with pytest.raises(DataError, match="CLIENT/CLASS"):
-        load(write_zip(tmp_path / "x.zip", several), client="folder")
-
-
-@pytest.mark.parametrize("part", ["val", "valid", "validation"])
-def test_note_says_that_images_of_a_validation_part_are_not_used(tmp_path, part):
-    beside = {f"{part}/a/{k}.png": picture(k) for k in range(2)}
-
-    data = load(write_zip(tmp_path / "x.zip", images() | beside))
-
-    assert len(data.x) == 12
-    [note] = data.notes
-    assert "2 files are not read" in note
-    assert f"{part}/a/0.png" in note
-    assert note in build(data, DataConfig(), PartitionConfig(clients=2, min_samples=1), 0).notes
-
-
-def test_without_unused_images_there_is_no_note(tmp_path):
-    assert load(write_zip(tmp_path / "x.zip", images() | {"readme.md": b"x"})).notes == ()
-
-
 @pytest.mark.parametrize("top", ["", "clinics/"])
 def test_folders_of_clients_are_natural_clients(tmp_path, top):
     entries = {
@@ -307,27 +211,6 @@ def test_folders_of_clients_are_natural_clients(tmp_path, top):
     assert data.notes == ()
     with pytest.raises(DataError, match=r"data\.client=folder"):
         load(path)
-
-
-def test_client_folders_of_other_data_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"`data\.client` is for"):
-        load(write_npz(tmp_path / "x.npz"), client="folder")
-    with pytest.raises(DataError, match=r"`data\.client` is for"):
-        sources.load(DataConfig(client="folder"))
-
-
-def test_class_folders_are_split_by_the_seed(tmp_path):
-    entries = {f"{c}/{k}.png": picture(2 * k + (c == "b")) for c in "ab" for k in range(50)}
-    data = load(write_zip(tmp_path / "x.zip", entries))
-    config = PartitionConfig(clients=2, scheme="iid")
-
-    made = [build(data, DataConfig(), config, seed) for seed in (0, 0, 1)]
-
-    first, again, other = (one.partition.parts["test"] for one in made)
-    assert [len(rows) for rows in first] == [10, 10]
-    assert all(map(np.array_equal, first, again))
-    assert not all(map(np.array_equal, first, other))
-    assert len(made[0].common) == 0
 
 
 def test_one_coloured_image_makes_the_set_coloured(tmp_path):
@@ -371,6 +254,144 @@ def test_tables_are_one_client_per_file_and_keep_gaps(tmp_path):
     assert data.classes == ("0", "1", "2")
 
 
+KEYS_OF_OTHERS = [
+    ("digits", {"layout": "channels_first"}),
+    ("digits", {"client": "folder"}),
+    ("digits", {"label": "num"}),
+    ("digits", {"drop": ["a"]}),
+    ("images.zip", {"layout": "channels_last"}),
+    ("images.zip", {"drop": ["a"]}),
+    ("wards.zip", {"layout": "channels_last"}),
+    ("wards.zip", {"augment": ("crop",)}),
+    ("wards.zip", {"client": "folder"}),
+    ("x.npz", {"client": "folder"}),
+    ("x.npz", {"label": "num"}),
+    ("x.npz", {"drop": ["0"]}),
+    ("x.npz", {"resize": 5}),
+]
+
+
+@pytest.mark.parametrize(("name", "keys"), KEYS_OF_OTHERS)
+def test_keys_of_other_formats_are_refused(tmp_path, name, keys):
+    write_zip(tmp_path / "images.zip", images())
+    write_zip(tmp_path / "wards.zip", WARDS)
+    write_npz(tmp_path / "x.npz")
+
+    with pytest.raises(DataError, match=rf"`data\.{min(keys)}` is for"):
+        sources.load(DataConfig(path=None if name == "digits" else tmp_path / name, **keys))
+
+
+WRONG = [
+    ({"name": "cinic1"}, "Did you mean `cinic10`"),
+    ({"name": "tinyimagenet"}, r"file that you make.*tinyimagenet.npz.*tinyimagenet.zip"),
+    *(({"name": name}, "plain name") for name in ("../x", "a/b", "", ".hidden", "a\\b")),
+    ({"path": "samples.npz"}, "seen from the folder"),
+    *(({"path": f"x.{end}"}, f"x.{end}") for end in ("png", "ods", "npy", "tar.gz")),
+    *(
+        ({"path": "x.zip", "label": f"ill > {bound}"}, "not a finite number")
+        for bound in (".", "1.2.3", "-", "", "nan", "1e999", "٣", "1_0", "1" * 100_000 + "x")
+    ),
+    *(({"path": "x.zip", "label": name}, r"data\.label") for name in (">" * 100_000, " ", "")),
+]
+
+
+@pytest.mark.parametrize(("keys", "said"), WRONG)
+def test_data_that_are_not_there_are_refused_with_the_cure(tmp_path, monkeypatch, keys, said):
+    monkeypatch.chdir(tmp_path)
+    write_zip(tmp_path / "x.zip", WARDS)
+    if "ods" in str(keys) or "x." in said:
+        (tmp_path / keys["path"]).write_bytes(picture(1))
+
+    with pytest.raises(DataError, match=said):
+        sources.load(DataConfig(root=tmp_path, **keys))
+
+
+@pytest.mark.parametrize(
+    ("names", "is_noted"), [(("id", "patient", "x"), True), (("n", "age", "x"), False)]
+)
+def test_columns_that_look_like_identifiers_are_noted(tmp_path, names, is_noted):
+    lines = [f"{k},{k % 9},{k / 7},{k % 2}" for k in range(24)]
+    content = "\n".join([",".join([*names, "y"]), *lines]).encode()
+
+    data = load(write_zip(tmp_path / "x.zip", {"a.csv": content}))
+
+    assert data.columns == names
+    assert ["`id`, `patient`" in note for note in data.notes] == [True] * is_noted
+
+
+def test_images_beside_train_and_test_folders_are_counted(tmp_path):
+    beside = {f"val/a/{k}.png": picture(k) for k in range(2)} | {"labels.csv": b"a,b\n1,2\n"}
+    named = {k.replace("train", "Training").replace("test", "TEST"): v for k, v in images().items()}
+
+    data = load(write_zip(tmp_path / "x.zip", named | beside))
+
+    assert np.array_equal(data.x, load(write_zip(tmp_path / "y.zip", images())).x)
+    assert (len(data.x), data.train) == (12, 6)
+    [note] = data.notes
+    assert "2 images" in note
+    assert note in build(data, DataConfig(), PartitionConfig(clients=2, min_samples=1), 0).notes
+
+
+def test_hidden_files_and_those_of_other_kinds_are_not_read(tmp_path):
+    more = {"a/x.heic": b"", ".c/0.png": b"", "__MACOSX/a/._0.png": b"", ".DS_Store": b""}
+    path = write_folder(tmp_path / "x", class_folders() | more)
+    write_folder(tmp_path / "pool", {f"{k}": v for k, v in class_folders("c").items()})
+    (path / "c").symlink_to(tmp_path / "pool" / "c")
+
+    assert load(path).classes == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        (b"ill\n0\n1\n", "`ill`"),
+        (b"x,ill\n1,0\n2,0\n", "`ill` has 1 "),
+        (b"x,y\n" + b"".join(b"1,%d.5\n" % k for k in range(50)), r"`y` has 50 .*data\.label"),
+        *(
+            (f"{names}\n{'1,' * names.count(',')}0\n".encode(), r"a\.csv has no names")
+            for names in ("5.1,3.5,1.4,0", "5.1,3.5,1.4,setosa", "63,1,yes", "-3e2,7,7.5,1")
+        ),
+        *(
+            (f'a,b,y\n"{value}",1,0\n"{value}",2,1\n'.encode(), "row 1 .*decimal points")
+            for value in ("1.200,50", "45%", "($20.50)", "3 €", "1 050")
+        ),
+    ],
+)
+def test_tables_whose_columns_cannot_be_used_are_refused(tmp_path, table, named):
+    with pytest.raises(DataError, match=named):
+        load(write_zip(tmp_path / "x.zip", {"a.csv": table}))
+
+
+@pytest.mark.parametrize("names", ["0,1,2", "2018,2019,2020", "400.5,402.1,403.3,404,406.5"])
+def test_numbers_in_order_are_names_of_columns(tmp_path, names):
+    row = "1," * (names.count(",") + 1)
+    content = f"{names},y\n{row}0\n{row}1\n".encode()
+
+    assert ",".join(load(write_zip(tmp_path / "x.zip", {"a.csv": content})).columns) == names
+
+
+def test_classes_of_tables_are_long_numbers_words_or_rules(tmp_path):
+    text = b"x,a<b,word\n1,1234567,cat\n2,1234568,ape\n3,1234567.0,cat\n"
+    file = write_zip(tmp_path / "x.zip", {"a.csv": text})
+
+    assert load(file, label="a<b").classes == ("1234567", "1234568")
+    assert load(file, label="a<b > 1234567").y.tolist() == [0, 1, 0]
+    assert load(file).y.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"class_names": np.array(["a", "b", "c", "\ud800"])}, "class 3"),
+        ({"class_names": np.array(["a", "b", "c", "x" * 1001])}, r"1,001 characters.*1,000"),
+        ({"train_groups": np.array(["c", "x" * 1001] * 20)}, r"1,001 characters.*1,000"),
+    ],
+)
+def test_names_that_results_cannot_have_are_refused_before_training(tmp_path, arrays, said):
+    with pytest.raises(DataError, match=said):
+        load(write_npz(tmp_path / "x.npz", n=40, **arrays))
+
+
 @pytest.mark.parametrize(
     ("label", "y"),
     [
@@ -384,56 +405,6 @@ def test_tables_are_one_client_per_file_and_keep_gaps(tmp_path):
 )
 def test_label_is_a_column_or_a_rule(tmp_path, label, y):
     assert load(write_zip(tmp_path / "x.zip", WARDS), label=label).y.tolist() == y
-
-
-@pytest.mark.parametrize(
-    "bound", [".", "1.2.3", "-", "", "nan", "1e999", "٣", "1_0", " " * 100_000, "1" * 100_000 + "x"]
-)
-def test_rule_without_a_number_is_refused_at_once(tmp_path, bound):
-    began = time.process_time()
-
-    with pytest.raises(DataError, match="not a finite number"):
-        load(write_zip(tmp_path / "x.zip", WARDS), label=f"ill > {bound}")
-
-    assert time.process_time() - began < 5
-
-
-@pytest.mark.parametrize(
-    "label", [" " * 100_000, ">" * 100_000, "ill" + " " * 100_000 + "x > 1", ""]
-)
-def test_column_that_is_not_there_is_refused_at_once(tmp_path, label):
-    began = time.process_time()
-
-    with pytest.raises(DataError, match=r"data\.label"):
-        load(write_zip(tmp_path / "x.zip", WARDS), label=label)
-
-    assert time.process_time() - began < 5
-
-
-def test_sign_in_a_columns_name_belongs_to_the_name(tmp_path):
-    file = write_zip(tmp_path / "x.zip", {"a.csv": b"x,a<b\n1,1\n2,5\n"})
-
-    assert load(file, label="a<b > 3").y.tolist() == [0, 1]
-
-
-def test_long_numbers_stay_different_classes(tmp_path):
-    file = write_zip(tmp_path / "x.zip", {"a.csv": b"x,y\n1,1234567\n2,1234568\n3,1234567.0\n"})
-
-    assert load(file).classes == ("1234567", "1234568")
-
-
-def test_augmentation_of_tables_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"`data\.augment`"):
-        load(write_zip(tmp_path / "x.zip", WARDS), augment=("crop",))
-
-
-def test_labels_that_are_words_become_classes(tmp_path):
-    data = load(
-        write_zip(tmp_path / "x.zip", {"a.csv": b"x,y\n1,cat\n2,ape\n", "b.csv": b"x,y\n3,cat\n"})
-    )
-
-    assert data.classes == ("ape", "cat")
-    assert data.y.tolist() == [1, 0, 1]
 
 
 HEIGHTS = {
@@ -582,24 +553,6 @@ def test_logistic_regression_on_loaded_pixels_reaches_the_known_level():
     assert fitted.score(x[test], data.y[test]) == pytest.approx(0.83, abs=0.02)
 
 
-def test_images_win_over_a_table_beside_them(tmp_path):
-    data = load(write_zip(tmp_path / "x.zip", {**images(), "labels.csv": b"a,b\n1,2\n"}))
-
-    assert data.x.ndim == 4
-
-
-def test_torchvision_files_that_were_cut_short_are_refused(tmp_path):
-    raw = tmp_path / "MNIST" / "raw"
-    for part in ("train", "t10k"):
-        write_idx(raw / f"{part}-images-idx3-ubyte", np.zeros((6, 28, 28)))
-        write_idx(raw / f"{part}-labels-idx1-ubyte", np.arange(6))
-    file = raw / "train-images-idx3-ubyte"
-    file.write_bytes(file.read_bytes()[:500])
-
-    with pytest.raises(DataError, match="damaged"):
-        sources.load(DataConfig(name="mnist", root=tmp_path))
-
-
 def test_torchvisions_files_are_found_where_it_put_them(tmp_path):
     config = DataConfig(name="mnist", root=tmp_path)
     assert catalogue.location(config) is None
@@ -607,13 +560,6 @@ def test_torchvisions_files_are_found_where_it_put_them(tmp_path):
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
 
     assert catalogue.location(config) == str(tmp_path / "MNIST" / "raw")
-
-
-def test_label_is_refused_for_data_without_columns(tmp_path):
-    np.savez(tmp_path / "a.npz", train_images=np.zeros((4, 8, 8)), train_labels=[0, 1, 0, 1])
-    for config in (DataConfig(label="num"), DataConfig(label="num", path=tmp_path / "a.npz")):
-        with pytest.raises(DataError, match=r"`data\.label` is for"):
-            sources.load(config)
 
 
 def write_folder(path: Path, entries: dict[str, bytes]) -> Path:
@@ -625,52 +571,6 @@ def write_folder(path: Path, entries: dict[str, bytes]) -> Path:
 
 def class_folders(labels: str = "ab") -> dict[str, bytes]:
     return {f"{label}/{k}.png": picture(20 * k + ord(label)) for label in labels for k in range(2)}
-
-
-def test_linked_class_folders_and_files_are_read(tmp_path):
-    whole = load(write_folder(tmp_path / "whole", class_folders("abc")))
-    folder = write_folder(tmp_path / "x", class_folders())
-    write_folder(tmp_path / "pool", class_folders("c"))
-    (folder / "c").symlink_to(tmp_path / "pool" / "c")
-    (folder / "a" / "0.png").unlink()
-    (folder / "a" / "0.png").symlink_to(tmp_path / "whole" / "a" / "0.png")
-
-    data = load(folder)
-
-    assert (data.classes, data.y.tolist()) == (whole.classes, whole.y.tolist())
-    assert np.array_equal(data.x, whole.x)
-
-
-def test_linked_client_folders_and_tables_are_read(tmp_path):
-    write_folder(tmp_path / "pool", class_folders())
-    folder = write_folder(tmp_path / "x", {f"n/{k}": v for k, v in class_folders().items()})
-    (folder / "s").symlink_to("../pool")
-    tables = write_folder(tmp_path / "t", {"north.csv": WARDS["north.csv"]})
-    (tables / "south").symlink_to(write_folder(tmp_path / "u", {"b.csv": WARDS["south.csv"]}))
-
-    assert load(folder, client="folder").group_names == ("n", "s")
-    assert load(tables).group_names == ("north", "south/b")
-
-
-@pytest.mark.parametrize(
-    "names", [("Training", "Testing"), ("TRAIN", "Test"), ("training", "test")]
-)
-def test_parts_have_other_names(tmp_path, names):
-    def renamed(name: str) -> str:
-        return name.replace("train", names[0]).replace("test", names[1])
-
-    entries = {renamed(name): content for name, content in images().items()}
-    expected = load(write_zip(tmp_path / "x.zip", images()))
-
-    data = load(write_zip(tmp_path / "y.zip", entries | {"labels.csv": b"a,b\n1,2\n"}))
-
-    assert np.array_equal(data.x, expected.x)
-    assert (data.train, data.classes) == (expected.train, expected.classes)
-    with pytest.raises(DataError, match=r"data\.client=folder"):
-        load(write_zip(tmp_path / "z.zip", entries), client="folder")
-
-
-TABLE = b"a,b,y\n1.5,2,0\n2.5,4,1\n3.5,3,0\n"
 
 
 def test_words_may_have_digits_and_signs(tmp_path):
@@ -690,45 +590,6 @@ def test_missing_values_are_those_of_pandas(tmp_path, column):
     data = load(write_zip(tmp_path / "x.zip", {"a.csv": content}))
 
     assert np.array_equal(np.isnan(data.x[:, 0]), pd.read_csv(BytesIO(content))["a"].isna())
-
-
-@pytest.mark.parametrize("header", ["sex,y", "y,sex"])
-def test_names_that_differ_by_case_alone_are_noted(tmp_path, header):
-    """Classes, and words of a column. Letters of an alphabet are classes of their own."""
-    rows = {"sex,y": ["Male,0", "male,1", "Female,0"], "y,sex": ["0,Male", "1,male", "1,Female"]}
-    content = "\n".join([header, *rows[header] * 3]).encode()
-
-    data = load(write_zip(tmp_path / "x.zip", {"a.csv": content}))
-
-    assert len([note for note in data.notes if "'Male'" in note and "'male'" in note]) == 1
-    letters = content.replace(b"Male", b"A").replace(b"male", b"a").replace(b"FeA", b"b")
-    assert load(write_zip(tmp_path / "y.zip", {"a.csv": letters})).notes == ()
-
-
-@pytest.mark.parametrize(
-    ("header", "is_row"),
-    [
-        ("5.1,3.5,1.4,0", True),
-        ("5.1,3.5,1.4,setosa", True),
-        ("63,1,yes", True),
-        ("0.5,0", True),
-        ("-3e2,7,7.5,1", True),
-        ("0,1,2,label", False),
-        ("0,1,2,3", False),
-        ("2018,2019,2020,label", False),
-        ("400.5,402.1,403.3,404,406.5,label", False),
-        ("age,1.5,2,y", False),
-    ],
-)
-def test_first_row_of_a_table_without_a_header_is_not_lost(tmp_path, header, is_row):
-    rows = [",".join(map(str, [*range(k, k + header.count(",")), k % 2])) for k in range(6)]
-    file = write_zip(tmp_path / "x.zip", {"a.csv": "\n".join([header, *rows]).encode()})
-
-    if is_row:
-        with pytest.raises(DataError, match=r"a\.csv has no names"):
-            load(file)
-    else:
-        assert ",".join(load(file).columns) == header.rpartition(",")[0]
 
 
 def test_columns_of_a_frame_may_have_numbers_as_names():
@@ -754,40 +615,6 @@ def test_last_column_of_tables_in_another_order_is_no_label(tmp_path):
     with pytest.raises(DataError, match=r"data\.label"):
         load(file)
     assert load(file, label="ill").x[3:].tolist() == [[60, 2], [70, 3]]
-
-
-N = 24
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "is_noted"),
-    [
-        ("id", range(1, N + 1), True),
-        ("n", range(N), True),
-        ("n", range(N, 0, -1), True),
-        ("n", [123_456_789 + k for k in range(N)], True),
-        ("n", [(5 * k) % N for k in range(N)], True),
-        ("n", [k % (N // 2) for k in range(N)], True),  # in each file
-        ("patient_id", [k * k + 7 for k in range(N)], True),
-        ("age", [k * k + 7 for k in range(N)], False),
-        ("n", [k % 7 for k in range(N)], False),
-        ("width", [k + 0.5 for k in range(N)], False),
-        ("n", [1] * N, False),
-        ("id", [k % 7 for k in range(N)], False),
-    ],
-)
-def test_columns_that_number_the_rows_are_noted(tmp_path, name, values, is_noted):
-    rng = np.random.default_rng(0)
-    lines = [f"{value},{rng.normal()},{k % 2}\n" for k, value in enumerate(values)]
-    header = f"{name},x,y\n"
-    files = {"a.csv": lines[: N // 2], "b.csv": lines[N // 2 :]}
-    entries = {file: (header + "".join(part)).encode() for file, part in files.items()}
-
-    data = load(write_zip(tmp_path / "x.zip", entries))
-
-    assert data.columns == (name, "x")
-    found = [note for note in data.notes if f"`{name}`" in note and "Leave" in note]
-    assert len(found) == len(data.notes) == is_noted
 
 
 def test_dropped_columns_are_as_if_the_files_had_not_had_them(tmp_path):
@@ -836,18 +663,6 @@ def test_a_column_whose_name_is_a_number_can_be_dropped(tmp_path):
     assert DataConfig(**from_overrides(["data.drop=[2020]"]).tree["data"]).drop == ("2020",)
 
 
-def test_columns_can_be_dropped_of_named_columns_alone(tmp_path):
-    np.savez(tmp_path / "x.npz", train_images=np.zeros((8, 2)), train_labels=np.arange(8) % 2)
-    zipped = write_zip(tmp_path / "images.zip", images())
-    for config in (
-        DataConfig(path=tmp_path / "x.npz", drop=["0"]),
-        DataConfig(path=zipped, drop=["a"]),
-        DataConfig(name="digits", drop=["a"]),
-    ):
-        with pytest.raises(DataError, match=r"`data\.drop` is for"):
-            sources.load(config)
-
-
 def test_the_order_of_dropped_columns_changes_no_hash():
     one, other, none = (
         config_of(f"data.drop={drop}").hash() for drop in ("[a, b]", "[b, a, b]", "[]")
@@ -870,38 +685,6 @@ def test_missing_clients_are_refused_with_their_row(tmp_path, group):
     for groups in (np.array(["a", "b", group, "a"] * 10), np.array([1.0, np.nan] * 20)):
         with pytest.raises(DataError, match=r"client of sample [12] .* missing"):
             load(write_npz(tmp_path / "x.npz", n=40, train_groups=groups))
-
-
-def test_byte_strings_are_texts(tmp_path):
-    groups = np.array(["wärd a".encode(), b"b"] * 20)
-    names = np.array([b"a", b"b", "cät".encode(), b"d"])
-
-    data = load(write_npz(tmp_path / "x.npz", n=40, train_groups=groups, class_names=names))
-
-    assert data.group_names == ("b", "wärd a")
-    assert data.classes == ("a", "b", "cät", "d")
-
-
-@pytest.mark.parametrize("array", ["class_names", "train_groups"])
-def test_names_that_results_cannot_have_are_refused_before_training(array, tmp_path):
-    """A report leaves out runs whose classes or clients have longer names."""
-    long = "x" * 1001
-    arrays = {"class_names": np.array(["a", "b"]), "train_groups": np.array(["c", "d", "c", "d"])}
-    arrays[array] = np.array([long if one in ("b", "d") else one for one in arrays[array]])
-    file = tmp_path / "long.npz"
-    images = np.zeros((4, 2, 2), np.uint8)
-    np.savez(file, train_images=images, train_labels=np.array([0, 1, 0, 1]), **arrays)
-
-    with pytest.raises(DataError, match=r"1,001 characters.*1,000"):
-        sources.load(DataConfig(path=file))
-
-
-def test_relative_path_that_is_wrong_names_the_current_folder(tmp_path, monkeypatch):
-    """A configuration is used in another folder than that in which its path was given."""
-    monkeypatch.chdir(tmp_path)
-
-    with pytest.raises(DataError, match=f"seen from the folder {tmp_path}"):
-        sources.load(DataConfig(path=Path("samples.npz")))
 
 
 X = np.zeros((40, 8, 8), np.uint8)
@@ -1050,26 +833,6 @@ def test_images_that_cannot_be_used_are_refused_by_name(tmp_path, entries, keys,
         load(write_zip(tmp_path / "x.zip", entries), **keys)
 
 
-def deep(kind: str) -> bytes:
-    data = BytesIO()
-    Image.fromarray(np.full((6, 6), 40_000, dtype=np.uint16)).save(data, kind)
-    return data.getvalue()
-
-
-@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_grey_images_that_would_be_clipped_are_refused(tmp_path, kind):
-    with pytest.raises(DataError, match="more than 8 bits"):
-        load(write_zip(tmp_path / "x.zip", {"train/a/0.png": deep(kind)}))
-
-
-def test_photos_of_many_pixels_are_resized(tmp_path):
-    data = BytesIO()
-    Image.new("RGB", (3000, 2000), (9, 8, 7)).save(data, "PNG")
-    file = write_zip(tmp_path / "x.zip", {f"{label}/0.png": data.getvalue() for label in "ab"})
-
-    assert load(file, resize=(8, 12)).x.shape == (2, 3, 8, 12)
-
-
 def test_a_cache_that_is_damaged_or_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
     path = write_folder(tmp_path / "x", images())
     first = load(path)
@@ -1117,40 +880,15 @@ def test_pipes_and_names_that_are_not_utf8_are_refused(tmp_path):
             load(path)
 
 
-@pytest.mark.parametrize("as_zip", [False, True])
-def test_files_that_are_not_read_are_counted_by_a_note(tmp_path, as_zip):
-    more = {"a/x.heic": b"", "b/y.psd": b"", "README.md": b"", "Thumbs.db": b""}
-    hidden = {".c/0.png": b"", "__MACOSX/a/._0.png": b"", ".DS_Store": b""}
-    path = write_folder(tmp_path / "x", class_folders() | more | hidden)
-    (path / "empty").mkdir()
-    if as_zip:
-        path = Path(shutil.make_archive(str(tmp_path / "x"), "zip", path))
-
-    data = load(path)
-
-    assert data.classes == ("a", "b")
-    assert [re.findall(r"\d+ files|a/x.heic", note) for note in data.notes] == [
-        ["2 files", "a/x.heic"]
-    ]
-    [note] = load(write_zip(tmp_path / "y.zip", WARDS | {"east.ods": b"", "LICENSE": b""})).notes
-    assert "1 files are not read" in note
-    assert "east.ods" in note
-
-
 @pytest.mark.parametrize(
     ("entry", "label", "named"),
     [
         (b"age,bp,ill\n30,high,0\n", None, "b.csv, row 1 .*, column `bp`: 'high'"),
-        (b"age,bp,ill\n\n30,1,0\n\n30,high,0\n", None, "b.csv, row 2 .*, column `bp`: 'high'"),
         (b"age,bp,ill\n30,low,0\n30,high,0\n", None, "b.csv, row 1 .*, column `bp`: 'low'"),
         (b"age,bp,ill\n30,inf,0\n", None, "b.csv, row 1 .*`bp`"),
         (b"age,bp,ill\n1,1e39,0\n", None, "b.csv, row 1 .*`bp`"),
-        (b"\nage,bp,ill\n\n30,1e39,0\n", None, "b.csv, row 1 .*`bp`"),
         (b"age,bp,ill\n30,1_0,0\n", None, "b.csv, row 1 .*`bp`: '1_0'"),
-        (b"age,bp,ill\n30,1\n", None, "b.csv .*line 2 "),
-        (b"age,bp,ill\n\n1,2,0\n\n\n30,1\n", None, "b.csv .*line 6 "),
-        (b'age,bp,ill\n"3\n0",1,0\n1,2\n', None, "b.csv .*line 4 "),
-        (b"age,ill,bp\n1,0,2\n30,1\n", "ill", "b.csv .*line 3 "),
+        (b"age,bp,ill\n30,1\n", None, "b.csv, row 1 .*`ill`"),
         (b"age,bp,ill\n30,1,0,4\n", None, "b.csv"),
         (b"age,bp,ill\n30,1,0\n30,1,0,4\n", None, "b.csv .*line 3"),
         (b'age,bp,ill\n30,"1,0\n30,1,0\n', None, "b.csv"),
@@ -1162,9 +900,9 @@ def test_files_that_are_not_read_are_counted_by_a_note(tmp_path, as_zip):
         ("age,bp,ill\n1,2,höher\n".encode("latin-1"), None, "b.csv .*UTF-8"),
         (b"age,bp,ill\n1,2,0\n", "sick", "`sick`.*age, bp, ill"),
         (b"age,bp,ill\n\n1,2,yes\n", "ill > 0", "b.csv, row 1 .*'yes'"),
-        (b",age,bp,ill\n0,30,1,0\n1,30,1,0\n", None, "b.csv: column 1 .*index=False"),
-        (b"Unnamed: 0,age,bp,ill\n0,30,1,0\n", None, "b.csv: column 1 .*index=False"),
-        (b"age,bp,ill,\n30,1,0,\n", None, "b.csv: column 4"),
+        (b",age,bp,ill\n0,30,1,0\n1,30,1,0\n", None, "b.csv has the columns .*index=False"),
+        (b"Unnamed: 0,age,bp,ill\n0,30,1,0\n", None, "b.csv has the columns .*index=False"),
+        (b"age,bp,ill,\n30,1,0,\n", None, "b.csv has the columns"),
         (b"age,age,ill\n30,1,0\n", None, "b.csv .*age"),
         (b"age,bp,ill,ill\n30,1,0,0\n", None, "b.csv .*ill"),
         (b"age;bp;ill\n3,5;1;0\n2,5,3;1;0\n", None, "b.csv, row 1 .*`age`"),
@@ -1179,71 +917,7 @@ def test_tables_that_cannot_be_used_are_refused_by_file_row_and_column(
         load(write_zip(tmp_path / "x.zip", entries), label=label)
 
 
-@pytest.mark.parametrize(
-    ("table", "named"),
-    [
-        (b"ill\n0\n1\n", "`ill`"),
-        (b"x,ill\n1,0\n2,0\n", "`ill` has 1 "),
-        (b"x,y\n" + b"".join(b"1,%d.5\n" % k for k in range(50)), r"`y` has 50 .*data\.label"),
-    ],
-)
-def test_tables_without_features_or_classes_are_refused(tmp_path, table, named):
-    with pytest.raises(DataError, match=named):
-        load(write_zip(tmp_path / "x.zip", {"a.csv": table}))
-
-
-def test_a_rule_makes_two_classes_of_numbers(tmp_path):
-    lines = "".join(f"{k},{k / 7}\n" for k in range(50))
-
-    data = load(write_zip(tmp_path / "x.zip", {"a.csv": f"x,y\n{lines}".encode()}), label="y > 3")
-
-    assert data.y.tolist() == [int(k > 21) for k in range(50)]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        ["1,050.50", "2,300.25", "1,999.00"],
-        ["1.200,50", "980,00", "1.000.000,00"],
-        ["45%", "7.5%", "100 %"],
-        ["$1,050", "($20.50)", "3 €"],
-        ["980.5", "1,050.50", "12"],
-        ["1 050", "2 300", ""],
-    ],
-)
-def test_numbers_as_spreadsheets_show_them_are_refused_with_their_row(tmp_path, values):
-    rows = [f'"{value}",{k},{k % 2}' for k, value in enumerate(values * 2)]
-    file = write_zip(tmp_path / "x.zip", {"a.csv": "\n".join(["a,b,y", *rows]).encode()})
-    row = 1 + next(k for k, value in enumerate(values) if not value.replace(".", "").isdigit())
-
-    with pytest.raises(DataError, match=f"a.csv, row {row} .*, column `a`.*decimal points"):
-        load(file)
-
-
 PLAIN = pd.DataFrame({"a": [1.5, 2.25, 3.5, 4], "b": [*"xyxy"], "y": [0, 1, 1, 0]})
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        PLAIN.to_csv(index=False, sep=";"),
-        PLAIN.to_csv(index=False, sep="\t"),
-        PLAIN.to_csv(index=False, sep="|"),
-        PLAIN.to_csv(index=False, sep=";", decimal=","),
-        PLAIN.to_csv(index=False, sep="\t", decimal=","),
-        "sep=,\n" + PLAIN.to_csv(index=False),
-        "\ufeffSEP=;\r\n" + PLAIN.to_csv(index=False, sep=";", decimal=",", lineterminator="\r\n"),
-        PLAIN.to_csv(index=False, quoting=1).replace(",", ", "),
-        PLAIN.to_csv(index=False) + ",,\n,,\n",
-        PLAIN.to_csv(index=False).replace("\n", ",\n").replace(",\n", "\n", 1),
-    ],
-)
-def test_tables_as_spreadsheets_save_them_are_read(tmp_path, content):
-    data = load(write_zip(tmp_path / "x.zip", {"a.csv": content.encode()}))
-
-    assert data.columns == ("a", "b")
-    assert data.x.tolist() == [[1.5, 0], [2.25, 1], [3.5, 0], [4, 1]]
-    assert data.y.tolist() == [0, 1, 1, 0]
 
 
 def test_parquet_and_excel_files_are_tables(tmp_path):
@@ -1260,14 +934,6 @@ def test_parquet_and_excel_files_are_tables(tmp_path):
     PLAIN.set_axis(["a", "a", "y"], axis=1).to_excel(tmp_path / "x.xlsx", index=False)
     with pytest.raises(DataError, match="has the columns"):
         load(tmp_path / "x.xlsx")
-
-
-@pytest.mark.parametrize("name", ["x.png", "x.ods", "x.npy", "x.tar.gz", "x.arff"])
-def test_files_of_other_formats_are_refused_by_name(tmp_path, name):
-    (tmp_path / name).write_bytes(picture(1))
-
-    with pytest.raises(DataError, match=name):
-        load(tmp_path / name)
 
 
 def test_rows_of_a_table_to_predict_keep_their_places(tmp_path):
@@ -1316,13 +982,6 @@ def test_points_beside_decimal_commas_may_be_thousands(tmp_path):
     (tmp_path / "x.csv").write_text("a;b;y\n" + rows)
 
     with pytest.raises(DataError, match=r"'1\.007'"):
-        load(tmp_path / "x.csv")
-
-
-def test_fields_that_are_too_large_are_refused(tmp_path):
-    (tmp_path / "x.csv").write_text("a,y\n" + "0" * 200_000 + ",\n")
-
-    with pytest.raises(DataError, match=r"x\.csv"):
         load(tmp_path / "x.csv")
 
 

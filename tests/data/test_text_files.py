@@ -74,17 +74,9 @@ def test_windows_that_overlap_are_not_distributed_to_several_clients(tmp_path):
     assert make_partition(load(folder(tmp_path), stride=7), config, seed=0).clients == 2
 
 
-def test_vocabulary_of_leaf_has_80_characters(tmp_path):
-    data = load(folder(tmp_path, {"a": "Hello, World!" * 2}), vocabulary="leaf")
-
-    assert len(data.classes) == data.vocabulary == 80
-    assert "".join(data.tokens[k] for k in data.x[0]) == "Hello,"
-
-
 @pytest.mark.parametrize(
     ("texts", "keys", "said"),
     [
-        (LINES, {"vocabulary": "leaf"}, r"bo\.txt, line 1: the character '\\t' \(position 1 "),
         ({"a": "abc"}, {}, r"longest of 1 texts has 3 characters, and 7 are needed"),
         (LINES, {"shortest": 500}, r"500 are needed.*data\.text\.shortest=500"),
     ],

@@ -107,10 +107,10 @@ def test_files_are_predicted_and_wrong_samples_refused(finished, tmp_path, capsy
         assert torch.equal(model.predict([[3, 4]]), model.predict(np.int64([[3, 4, 0, 0, 0]])))
         with pytest.raises(UserError, match=r"row 1 .*whole numbers"):
             model.predict([[3, 4], ["a"]])
-        with pytest.raises(UserError, match=r"takes \[5\]"):
+        with pytest.raises(UserError, match=r"shape \[6\].*\[5\]"):
             model.predict([[3] * 6])
     else:
-        with pytest.raises(UserError, match=r"takes \[2, 12\]"):
+        with pytest.raises(UserError, match=r"shape \[2, 8\].*\[2, 12\]"):
             model.predict(wrong[:, :, :8])
 
 

@@ -170,7 +170,6 @@ def test_wrong_keys_are_refused():
         (("partition.new_clients=7", "partition.clients=7"), "partition.new_clients"),
         (("partition.new_clients=0",), "partition.new_clients"),
         (("partition.new_clients=true",), "partition.new_clients"),
-        (("partition.new_shots=3",), "partition.new_clients"),
         (("evaluation.adapt.finetune_epochs=[5,1]",), "evaluation.adapt.finetune_epochs"),
     ):
         with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
