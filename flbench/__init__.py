@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from flbench.api.methods import Method, method, methods
     from flbench.api.partitions import (
         IID,
-        ByTarget,
         Dirichlet,
-        ExtendedDirichlet,
         FromFile,
         Grouped,
         Natural,
@@ -67,7 +65,7 @@ _PLACES: Final = {
     "flbench.api.loading": ("load", "runs"),
     "flbench.api.methods": ("Method", "method", "methods"),
     "flbench.api.partitions": (
-        *("ByTarget", "Dirichlet", "ExtendedDirichlet", "FromFile", "Grouped", "IID", "Natural"),
+        *("Dirichlet", "FromFile", "Grouped", "IID", "Natural"),
         *("Partition", "Pathological", "Quantity", "Scheme", "Shards", "Similarity", "partition"),
     ),
     "flbench.api.reporting": ("Comparison", "pack"),
@@ -84,8 +82,8 @@ _PLACES: Final = {
 _MODULE_OF: Final = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
-    "IID", "ByTarget", "Callback", "Comparison", "ComparisonSettings", "ConfigError", "Data",
-    "DataError", "Dirichlet", "EarlyStopping", "ExtendedDirichlet", "FromFile", "Grouped",
+    "IID", "Callback", "Comparison", "ComparisonSettings", "ConfigError", "Data",
+    "DataError", "Dirichlet", "EarlyStopping", "FromFile", "Grouped",
     "Method", "Natural", "Partition", "Pathological", "Quantity", "Run", "RunError",
     "RunSettings", "Scheme", "Settings", "Shards", "Similarity", "Study", "UserError",
     "__version__", "ablate", "compare", "federate", "load", "method", "methods", "pack",

@@ -332,23 +332,19 @@ SchemeName = Literal[
     "grouped",
     "quantity",
     "shards",
-    "extended_dirichlet",
     "similarity",
-    "target",
     "natural",
     "file",
 ]
 DEALT: Final = (
-    *("iid", "dirichlet", "pathological", "grouped", "quantity", "shards", "extended_dirichlet"),
-    *("similarity", "target"),
+    *("iid", "dirichlet", "pathological", "grouped", "quantity", "shards", "similarity"),
 )
 SCHEME_KEYS: Final = {
-    "alpha": ("dirichlet", "quantity", "extended_dirichlet", "target"),
+    "alpha": ("dirichlet", "quantity"),
     "balanced": ("dirichlet",),
-    "classes_per_client": ("pathological", "extended_dirichlet"),
+    "classes_per_client": ("pathological",),
     "shards": ("shards",),
     "similarity": ("similarity",),
-    "bins": ("target",),
     "main_classes": ("grouped",),
     "main_share": ("grouped",),
     "samples_per_client": ("grouped",),
@@ -377,14 +373,13 @@ class PartitionConfig(Strict):
     alpha: float = Field(
         0.1,
         gt=0,
-        description="dirichlet, quantity, extended_dirichlet, target: concentration; a smaller one"
-        " gives more skew",
+        description="dirichlet, quantity: concentration; a smaller one gives more skew",
     )
     balanced: bool = Field(
         False, description="dirichlet: give all clients the same number of samples"
     )
     classes_per_client: int = Field(
-        2, ge=1, description="pathological, extended_dirichlet: number of classes of each client"
+        2, ge=1, description="pathological: number of classes of each client"
     )
     shards: int = Field(
         2,
@@ -397,12 +392,6 @@ class PartitionConfig(Strict):
         le=1,
         description="similarity: share of a client's samples that are drawn at random; the others"
         " are a piece of the samples sorted by class",
-    )
-    bins: int = Field(
-        10,
-        ge=2,
-        description="target: number of intervals of the target, with equally many samples, whose"
-        " shares differ between clients",
     )
     main_classes: tuple[int, ...] = Field(
         (2, 3, 5), description="grouped: number of main classes of each group, in class order"
@@ -1083,12 +1072,6 @@ class AdaptConfig(Strict):
         "own",
         description="parameters that are trained: those that clients keep (all, if they keep none),"
         " or all that a client of a round trains",
-    )
-    finetune_lr: float | None = Field(
-        None,
-        gt=0,
-        description="learning rate; train.schedule does not scale it (default: that of the method,"
-        " mostly train.optimizer.lr)",
     )
     seen: bool = Field(
         True,

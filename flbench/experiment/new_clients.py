@@ -102,11 +102,7 @@ class NewClients:
             sizes=federation.sizes,
             train=experiment.algorithm.setting.train.altered(schedule=ScheduleConfig()),
         )
-        self.algorithm = adapting = experiment.algorithm.with_setting(setting)
-        if (lr := self._config.finetune_lr) is not None:
-            optimizer = setting.train.optimizer.altered(lr=lr)
-            train = setting.train.altered(optimizer=optimizer)
-            adapting = self.algorithm.with_setting(replace(setting, train=train))
+        self.algorithm = experiment.algorithm.with_setting(setting)
         self._trained = experiment.federation.clients  # M
         everyone = replace(
             experiment,
@@ -117,8 +113,7 @@ class NewClients:
             cached=None,  # the engine has the whole net, and samples of the new clients
         )
         self.experiment = everyone.with_workers(warn) if experiment.has_workers else everyone
-        evaluator = self.experiment.evaluator(lambda text: warn(f"evaluation.adapt: {text}"))
-        self._evaluator = replace(evaluator, algorithm=adapting)
+        self._evaluator = self.experiment.evaluator(lambda text: warn(f"evaluation.adapt: {text}"))
 
     def close(self) -> None:
         """Close the engine."""
@@ -313,7 +308,7 @@ class NewClients:
             epochs: Number of epochs k.
             meter: Counts what the clients receive.
         """
-        algorithm, evaluator = self._evaluator.algorithm, self._evaluator
+        algorithm, evaluator = self.algorithm, self._evaluator
         deployed = next(evaluator.models(state, self._settings))
         tuning = () if (own := deployed.deployment.program) is None else own.steps
         estimate = evaluator.recalibration_steps(deployed.deployment)
@@ -329,13 +324,6 @@ class NewClients:
         if not epochs:
             return plain
         if any(map(_has_length, tuning)):
-            if (lr := self._config.finetune_lr) is not None:
-                tuning = tuple(
-                    replace(step, optimizer=step.optimizer.altered(lr=lr))
-                    if isinstance(step, Phase)
-                    else step
-                    for step in tuning
-                )
             steps = (*estimate, *self._scaled(tuning, frozenset(), epochs, state))
             return plain._replace(steps=steps, untrained=plain)
         program = algorithm.local_program(replace(state, clients={}))

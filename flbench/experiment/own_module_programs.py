@@ -34,11 +34,6 @@ def check_keys(config: Config) -> None:
     """Raise a ConfigError for keys that a module with its own training step excludes."""
     for key, is_set, instead in (
         ("train.optimizer", config.train.optimizer != OptimizerConfig(), "configure_optimizers"),
-        (
-            "evaluation.adapt.finetune_lr",
-            config.evaluation.adapt.finetune_lr is not None,
-            "configure_optimizers",
-        ),
         ("train.terms", bool(config.train.terms), "training_step"),
     ):
         if is_set:

@@ -1,6 +1,5 @@
 """EarlyStopping: a slow oracle, exact resume, the configuration's key, and what is refused."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,16 +7,14 @@ from torchmetrics import MeanSquaredError
 
 from flbench.callbacks import CallbackList
 from flbench.callbacks.early_stopping import EarlyStopping
-from flbench.cli import app
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle
 from flbench.metrics.own import OwnMetric
 from flbench.results import metrics_file
 from tests.api.own_parts import error_rate
-from tests.callbacks.support import QUICK, CrashAfter, CrashError, config, only_run, run_with
-from tests.forks import Fork
-from tests.support import SMALL, reproducible, summary_of
+from tests.callbacks.support import CrashAfter, CrashError, config, only_run, run_with
+from tests.support import reproducible, summary_of
 
 LONG = ("train.rounds=14", "evaluation.every=1", "train.optimizer.lr=1", "train.participation=0.4")
 
@@ -218,35 +215,6 @@ def test_metric_that_the_first_evaluation_lacks_is_refused_then(tmp_path, metric
 def test_arguments_out_of_range_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         EarlyStopping(**arguments)
-
-
-@pytest.mark.full
-def test_killed_process_stops_in_the_same_round_after_a_resume(tmp_path):
-    """A fork is killed with SIGKILL after its first checkpoint."""
-    keys = (
-        *("train.rounds=400", "evaluation.every=1", "train.optimizer.lr=0"),
-        "partition.samples=null",
-        "train.early_stopping.patience=90",
-    )
-    path, summary = run_with(tmp_path / "a", [], *keys)
-    items = [*SMALL, *QUICK, *keys, f"output.dir={tmp_path / 'b'}"]
-    process = Fork(tmp_path, app.main, ["run", *items])
-    try:
-        deadline = time.monotonic() + 120
-        while (
-            not list((tmp_path / "b").glob("*/*/checkpoints/last.safetensors"))
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.01)
-    finally:
-        process.kill()
-    folder = only_run(tmp_path / "b")
-    assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
-    lifecycle.resume(folder, Layer({}))
-
-    assert summary["stopped"]["round"] == 91
-    assert reproducible(summary_of(folder)) == reproducible(summary)
-    assert (folder / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
 
 
 def test_the_callback_of_the_configuration_comes_before_those_of_the_user():

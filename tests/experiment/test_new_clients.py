@@ -141,11 +141,9 @@ def test_own_layers_of_fedper_are_a_linear_probe_on_the_body():
 
 def test_diverging_adaptation_is_named_and_evaluated_without_it():
     notes = []
-    built = build(
-        "evaluation.adapt.finetune_epochs=[0,1]", "evaluation.adapt.finetune_lr=1e30", *NEW
-    )
+    built = build("evaluation.adapt.finetune_epochs=[0,1]", "train.optimizer.lr=1e30", *NEW)
 
-    found = NewClients(built, notes.append).evaluate(after(built, 2))
+    found = NewClients(built, notes.append).evaluate(after(build(*NEW), 2))
 
     first, second = (found["new", k].evaluation.local["personal", "test"] for k in (0, 1))
     assert torch.equal(first.confusion, second.confusion)
@@ -220,25 +218,6 @@ def test_a_schedule_does_not_scale_what_new_clients_train(keys):
     expected, *found = (confusions(one, state) for one in built)
     for one in found:
         assert_equal(one, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("keys", "key"),
-    [
-        (("algorithm.name=perfedavg", "algorithm.alpha=0.02"), "algorithm.alpha=0.3"),
-        (("algorithm.name=ft", "algorithm.finetune_lr=0.02"), "algorithm.finetune_lr=0.3"),
-    ],
-)
-def test_the_rate_of_adaptation_is_that_of_a_methods_own_fine_tuning(keys, key):
-    plain = build(*NEW[:2], *PERSONAL, *keys)
-    given = build(*NEW[:2], *PERSONAL, *keys, "evaluation.adapt.finetune_lr=0.3")
-    state = after(plain, 1)
-
-    found = confusions(given, state)
-    assert_equal(found, confusions(build(*NEW[:2], *PERSONAL, *keys, key), state))
-    part = ("personal", "test")
-    assert not torch.equal(found["new"][part], confusions(plain, state)["new"][part])
 
 
 def test_groups_as_many_as_clients_are_no_axis_of_clients():

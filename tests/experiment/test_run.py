@@ -885,19 +885,6 @@ def test_merged_pool_has_no_common_metrics(tmp_path):
     assert not [row for row in rows(path) if row["split"] == "common"]
 
 
-def test_resume_keeps_the_period_in_the_folder(tmp_path):
-    """That of a folder of a version with another default, too."""
-    keys = ("algorithm=local", "train.rounds=5", "evaluation.every=null")
-    path = interrupted_run(tmp_path, *keys)
-    text = (path / "config.yaml").read_text()
-    assert "every: 1 " in text
-    (path / "config.yaml").write_text(text.replace("every: 1 ", "every: 4 "))
-    assert app.main(["run", "--resume", str(path)]) == 0
-
-    assert 3 not in metric_by_round(path, "validation", "personal", "accuracy")
-    assert {4, 5} <= set(metric_by_round(path, "validation", "personal", "accuracy"))
-
-
 def test_target_accuracy_is_that_of_the_test_parts_without_a_validation_part(tmp_path, capsys):
     keys = ("algorithm=fedavg", "train.rounds=6", "evaluation.every=1", "train.optimizer.lr=0.1")
     keys = (*keys, "partition.samples=null", "partition.split=[0.8,0,0.2]")
