@@ -82,20 +82,6 @@ def phase(**keys) -> Phase:
     return Phase(**{"train": "*"} | given | keys)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        OptimizerConfig(lr=0.05),
-        OptimizerConfig(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
-        OptimizerConfig(name="adam", lr=0.01, weight_decay=0.01),
-        OptimizerConfig(name="adamw", lr=0.01, weight_decay=0.01),
-    ],
-)
-@pytest.mark.slow
-def test_optimisers_count_the_steps_of_each_client(engines, config):
-    assert_same(engines, [phase(optimizer=config, epochs=3)], tiny=ADAM)
-
-
 @pytest.mark.one_of("size")
 @pytest.mark.parametrize("last", ["keep", "wrap", "drop"])
 @pytest.mark.parametrize("size", [1, 7, 32, 500])
@@ -104,33 +90,10 @@ def test_last_batches_are_padded_without_being_seen(engines, last, size):
     assert_same(engines, [phase()], train=TrainConfig(batch_size=size, last_batch=last))
 
 
-@pytest.mark.slow
-def test_two_phases_freeze_what_they_do_not_train(engines):
-    head = phase(train="head.*", batchnorm="eval", epochs=1)
-    assert_same(engines, [head, phase(train="backbone.*", epochs=1)])
-
-
-@pytest.mark.slow
-def test_clip_is_by_client(engines):
-    assert_same(engines, [phase(clip=0.05)])
-
-
 def test_steps_end_in_the_middle_of_an_epoch(engines):
     many = assert_same(engines, [phase(epochs=None, steps=5)])
 
     assert set(many.steps.tolist()) == {5}
-
-
-def test_rows_of_a_phase_may_be_a_part(engines):
-    assert_same(engines, [phase(samples=Samples(high=0.5, redraw="round"))])
-
-
-@pytest.mark.slow
-def test_proximal_term_sees_the_start(engines):
-    assert_same(
-        engines,
-        [phase(terms=(CrossEntropy(), Proximal(("head.weight", "head.bias"), 0.5)))],
-    )
 
 
 @dataclass(frozen=True)
@@ -162,11 +125,6 @@ class Halved:
         return {n: v / 2 if n.endswith("weight") else v for n, v in context.leaves.items()}
 
 
-@pytest.mark.slow
-def test_weights_hook(engines):
-    assert_same(engines, [phase(weights=Halved())])
-
-
 @dataclass(frozen=True)
 class LookAhead:
     """Two looks at the net: BatchNorm counts both."""
@@ -176,20 +134,10 @@ class LookAhead:
         return grad({n: v - 0.01 * first[n] for n, v in context.trained.items()}, context.batch)
 
 
-@pytest.mark.slow
-def test_gradient_hook(engines):
-    assert_same(engines, [phase(gradient=LookAhead())])
-
-
 @dataclass(frozen=True)
 class Shrink:
     def __call__(self, context):
         return {name: 0.9 * value for name, value in context.trained.items()}
-
-
-@pytest.mark.slow
-def test_project(engines):
-    assert_same(engines, [phase(project=Shrink())])
 
 
 @dataclass(frozen=True)
@@ -271,18 +219,39 @@ def test_statistics_feed_transforms_with_what_the_server_sent(engines):
     )
 
 
-@pytest.mark.slow
-def test_record_sees_the_training_batches(engines):
-    recording = Statistic("found", Count(), REDUCE, finish=Half())
-    keep = Transform(Keep())
-
-    assert_same(engines, [phase(record=(recording,), clip=0.1), keep], keeps={"made"})
-
-
 @dataclass(frozen=True)
 class Keep:
     def __call__(self, context):
         return {"made": context.ctx["found.half"] + context.ctx["found.low"]}
+
+
+HEAVY = OptimizerConfig(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
+RECORDING = Statistic("found", Count(), REDUCE, finish=Half())
+PULL = Proximal(("head.weight", "head.bias"), 0.5)
+PROGRAMS = {
+    "sgd": [phase(epochs=3)],
+    "momentum": [phase(optimizer=HEAVY, epochs=3)],
+    "adam": [phase(optimizer=HEAVY.altered(name="adam", lr=0.01, momentum=0, nesterov=False))],
+    "adamw": [phase(optimizer=HEAVY.altered(name="adamw", lr=0.01, momentum=0, nesterov=False))],
+    "phases": [
+        phase(train="head.*", batchnorm="eval", epochs=1),
+        phase(train="backbone.*", epochs=1),
+    ],
+    "clip": [phase(clip=0.05)],
+    "part of the rows": [phase(samples=Samples(high=0.5, redraw="round"))],
+    "proximal": [phase(terms=(CrossEntropy(), PULL))],
+    "weights": [phase(weights=Halved())],
+    "gradient": [phase(gradient=LookAhead())],
+    "project": [phase(project=Shrink())],
+    "record": [phase(record=(RECORDING,), clip=0.1), Transform(Keep())],
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
+def test_hooks_and_optimisers_act_for_each_client(engines, name):
+    keeps = {"made"} if name == "record" else ()
+    assert_same(engines, PROGRAMS[name], keeps, tiny=ADAM if "adam" in name else TINY)
 
 
 @dataclass(frozen=True)
@@ -593,30 +562,3 @@ def test_each_client_of_a_stack_draws_numbers_of_the_same_distribution():
         assert len(set(shares.tolist())) == len(CLIENTS)
         assert torch.allclose(shares, torch.tensor(0.7), atol=0.03)
     assert not torch.equal(*found.values())
-
-
-class Unused(nn.Module):
-    """A net with a parameter that the loss does not depend on."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(64, 10)
-        self.extra = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        return self.fc(x.flatten(1))
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_weight_decay_leaves_a_parameter_without_gradient_as_it_is(optimizer):
-    decay = (f"train.optimizer.name={optimizer}", "train.optimizer.weight_decay=0.1")
-    for name in ("sequential", "vectorized"):
-        with offered({"model": Unused()}):
-            layers = [
-                from_overrides([*SMALL, "algorithm=fedavg", *decay, f"engine.name={name}"]),
-                from_values({"model": {"name": "object"}}, "test"),
-            ]
-            state = after(assembly.build(resolve(layers)[0]))
-        (extra,) = (value for key, value in state.server.items() if key.endswith("extra"))
-
-        assert torch.equal(extra, torch.ones(3))
