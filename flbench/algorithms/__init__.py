@@ -39,8 +39,6 @@ from flbench.config.schema import OptimizerConfig as OptimizerConfig
 from flbench.config.schema import TrainConfig as TrainConfig
 from flbench.config.schema import UniformConfig as UniformConfig
 from flbench.config.schema import epochs as epochs
-from flbench.core.learned import Learned as Learned
-from flbench.core.learned import LearnedPoints as LearnedPoints
 from flbench.core.learned import LearnedTable as LearnedTable
 from flbench.core.registry import ALGORITHMS as ALGORITHMS
 from flbench.core.rng import Draw as Draw

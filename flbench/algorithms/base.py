@@ -45,7 +45,7 @@ from flbench.client.program import LocalProgram, LossTerm, Phase
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.errors import ConfigError
 from flbench.core.known_code import is_known
-from flbench.core.learned import Learned
+from flbench.core.learned import LearnedTable
 from flbench.core.rng import Draw
 from flbench.core.tree import copied, only, repeat, weighted_mean
 from flbench.core.types import Context, Dispatch, Message, Results, Stage, State, Tree, Update
@@ -385,7 +385,7 @@ class Algorithm:
         known, (head, dot, _) = dict(self.by_client), name.partition(".")
         return known.get(name, known.get(head + dot, ()))
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: State) -> tuple[LearnedTable, ...]:
         """Return what the method has learned besides the models, for the report of a comparison.
 
         It is called once, after the last round, and the run writes the result to learned.json. The

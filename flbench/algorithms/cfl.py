@@ -244,7 +244,7 @@ class Cfl(fl.Algorithm):
             )
         return notes
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return the clusters of the clients."""
         about = "Cluster of each client after the last round. All clients begin in cluster 0."
         members = one_hot(state.server["cluster"], len(state.server["peak"])).T

@@ -177,7 +177,7 @@ class FedAMP(fl.Algorithm):
         alpha = self.decayed(state.round + 1) * c.share * sigma / max(1, n - 1)
         return torch.where(pairs, alpha * (-distance / sigma).exp() / sigma, 0.0)
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return the weights of the mixtures; nothing before the first round."""
         known = state.server["known"]
         if not known.any():

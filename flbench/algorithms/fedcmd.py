@@ -153,7 +153,7 @@ class FedCmd(LayerElection):
         a = softmax_among(cosines, trained.expand_as(cosines), dim=1)
         return fl.Update(server, fl.Message(mix(fl.only(sent, behind), a)))
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return the votes by which the personal layer is chosen."""
         table = fl.LearnedTable(
             "votes",

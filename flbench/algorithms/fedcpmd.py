@@ -274,7 +274,7 @@ class FedCpmd(LayerElection):
         chosen = elected(state.server)
         return torch.zeros_like(chosen) if self.voting(state) else chosen
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return the votes of the clients, by which their personal layers are chosen."""
         table = fl.LearnedTable(
             "votes",

@@ -155,7 +155,7 @@ class FedFomo(fl.Algorithm):
             metrics["helpful_share"] = float((raw[asked] > 0).double().mean())
         return fl.Update({"preference": preference, "uploaded": uploaded}, metrics=metrics)
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return the sums of the weights by which the server chooses models for clients."""
         preference = state.server["preference"]  # [N, N], 0 for a model that was never sent
         if not preference.any():

@@ -125,7 +125,7 @@ class FedNH(fl.Algorithm):
         server[W] = torch.where(changes[:, None], unit(mixed).to(old.dtype), old)
         return fl.Update(server, metrics={"scale": float(server.get(SCALE, state.server[SCALE]))})
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return the cosines of the class prototypes, the rows of W."""
         rows = unit(state.server[W].double())  # [C, D]
         table = fl.LearnedTable(

@@ -141,7 +141,7 @@ class FedPAC(fl.Algorithm):
         metrics = {"own_head_weight_mean": float(alpha.diagonal().mean())}
         return fl.Update(server, reply=fl.Message(heads), metrics=metrics)
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return the last weights of the heads; nothing before the first round."""
         weights = state.server["head_weights"]  # [N, N], a row of zeros for a client without any
         if not weights.any():

@@ -178,7 +178,7 @@ class FedPc(fl.Algorithm):
         metrics = {"rho_self": float(rho.diag()[seen].mean())}
         return fl.Update(inter | prefixed(INTRA, intra), metrics=metrics)
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return the groups of the clients."""
         about = "Group of each client, by the prototypes of the seeded net."
         members = one_hot(state.server["groups"], len(state.server[PRESENT])).T

@@ -104,9 +104,6 @@ class FedProto(fl.Algorithm):
             metrics={"prototype_distance_mean": mean_distance(table, present)},
         )
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
-        return prototypes.learned(state)
-
     # Deployment: the client's model with each rule; the first one is the method's result.
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:

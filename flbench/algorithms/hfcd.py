@@ -193,11 +193,11 @@ class Hfcd(fl.Algorithm):
         agreement = torch.where(others > 0, total / others.clamp_min(1), 1.0)
         return softmax_among(sizes * agreement, held, dim=0)
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
-        """Return the class similarities S and the prototypes."""
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
+        """Return the class similarities S."""
         present = state.server[PRESENT]
         known = present[:, None] & present
-        similarity = fl.LearnedTable(
+        table = fl.LearnedTable(
             "class similarity",
             "Similarity S of every two classes: the mean cosine of their prototypes over the"
             " clients that hold both, or else the cosine of the global prototypes.",
@@ -205,7 +205,7 @@ class Hfcd(fl.Algorithm):
             rows="class",
             columns="class",
         )
-        return (similarity, *prototypes.learned(state))
+        return (table,)
 
 
 # The local loss

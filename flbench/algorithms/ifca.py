@@ -116,7 +116,7 @@ class Ifca(fl.Algorithm):
         server["choices"] = state.server["choices"].index_put(chosen, once, accumulate=True)
         return fl.Update(server, metrics=sizes)
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return how often each client chose each model."""
         table = fl.LearnedTable(
             "clusters",

@@ -211,7 +211,7 @@ class PFedHN(fl.Algorithm):
         given = self.config.server_lr
         return PAPERS_LR * min(clients, 10) if given is None else given
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return how similar the embeddings are; nothing before a client took part."""
         known = state.participation_count > 0
         if not known.any() or len(known) > fl.MOST_SHOWN:

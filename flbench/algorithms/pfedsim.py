@@ -146,7 +146,7 @@ class PFedSim(fl.Algorithm):
         metrics = {"similarity_mean": float(fresh[both].mean())} if bool(both.any()) else {}
         return fl.Update({"similarity": similarity, "known": known}, metrics=metrics)
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return the similarities of the clients; nothing before the end of the warm-up."""
         if not state.server["known"].any():
             return ()

@@ -138,7 +138,7 @@ class Slapfl(fl.Algorithm):
             scores = scores * self.setting.sizes[results.ids]
         return simplex(torch.where(takes_part, scores, 0.0), itself.double(), dim=1)
 
-    def learned(self, state: fl.State) -> tuple[fl.Learned, ...]:
+    def learned(self, state: fl.State) -> tuple[fl.LearnedTable, ...]:
         """Return how similar the clients are in each layer of the base."""
         means = {}
         for _, names in self.layers():

@@ -14,7 +14,6 @@ from typing import Any, Final
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
@@ -24,11 +23,11 @@ from numpy.typing import NDArray
 from flbench.analysis.answer import words
 from flbench.analysis.shown import has_rank_claims, ranked
 from flbench.analysis.tables import CLASS_SCORES, Analysis
-from flbench.core.learned import Learned, LearnedPoints, LearnedTable
+from flbench.core.learned import LearnedTable
 from flbench.core.text import one_line
 from flbench.reports import data_figures
 from flbench.reports.data_figures import heat
-from flbench.reports.picture import LITERAL, Picture, in_legend, plain, short
+from flbench.reports.picture import LITERAL, Picture, in_legend, literal, plain, short
 from flbench.reports.shown import Drawn
 from flbench.results import learned as learned_files
 from flbench.results.summary import SPLITS
@@ -414,28 +413,24 @@ def learned(analysis: Analysis, place: str, prefix: str = "") -> Iterator[Drawn]
     }
     for number, method in enumerate(analysis.comparison.methods, 1):
         for entry in analysis.comparison.at(place, method)[:1]:
-            for one in learned_files.read(entry.run.path, len(classes)):
+            for one in learned_files.read(entry.run.path):
                 yield Drawn(
                     f"{prefix}learned-{number}-{slug(one.name)}",
                     f"What {one_line(method)} learned: {one_line(one.name)}",
                     f"{one_line(one.about)} In the first repetition, after the last round.",
                     draw_learned(one, names),
-                    is_map=True,  # the colours of classes would be too dark if they were inverted
+                    is_map=True,
                 )
 
 
-def draw_learned(one: Learned, names: Mapping[str, Sequence[str]]) -> Picture:
-    """Draw what a method has learned: a table as a heat map, points as a map.
+@literal
+def draw_learned(one: LearnedTable, names: Mapping[str, Sequence[str]]) -> Picture:
+    """Draw a table that a method has learned as a heat map.
 
     Args:
-        one: The table or the points.
+        one: The table.
         names: Names of the classes (`class`) and of the clients (`client`).
     """
-    with mpl.rc_context(LITERAL):
-        return _points(one, names["class"]) if isinstance(one, LearnedPoints) else _map(one, names)
-
-
-def _map(one: LearnedTable, names: Mapping[str, Sequence[str]]) -> Picture:
     values = np.asarray(one.values)
     rows, columns = values.shape
     inner = min(WIDTH - 2.5, max(2.0, 0.22 * columns))
@@ -449,25 +444,6 @@ def _map(one: LearnedTable, names: Mapping[str, Sequence[str]]) -> Picture:
     image = heat(axes, values, names.get(one.rows, ())[:MOST_LABELS], own, inner, 7, **style)
     axes.set(xlabel=short(one.columns, 40), ylabel=short(one.rows, 40))
     figure.colorbar(image, ax=axes)
-    return figure
-
-
-def _points(one: LearnedPoints, names: Sequence[str]) -> Picture:
-    flat, classes, is_shared = map(np.asarray, (one.values, one.classes, one.is_shared))
-    figure = _figure(WIDTH, 5.6)
-    axes = figure.add_subplot()
-    colours = colormaps["turbo"](np.linspace(0.05, 0.95, max(2, len(names))))
-    for k in np.unique(classes):
-        own, shared = ((classes == k) & (is_shared == flag) for flag in (False, True))
-        # The edge makes the pale colours visible.
-        style: dict[str, Any] = {"color": [colours[k]], "edgecolors": "0.4", "lw": 0.4}
-        axes.scatter(flat[own, 0], flat[own, 1], s=14, **style)
-        label = in_legend(names[k])
-        axes.scatter(flat[shared, 0], flat[shared, 1], s=70, label=label, **style)
-    axes.set(xlabel="first principal component", ylabel="second principal component")
-    plain(axes)
-    if len(names) <= MOST_LABELS:
-        _legend(figure, axes)
     return figure
 
 

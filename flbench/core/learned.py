@@ -1,7 +1,7 @@
-"""What a method has learned besides models, as data for reports: tables and points.
+"""What a method has learned besides models, as tables for reports.
 
-Methods return these types, a run writes them to its folder, and reports draw them. They belong to
-none of these, because methods import nothing of reports.
+Methods return these tables, a run writes them to its folder, and reports draw them. The type
+belongs to none of these, because methods import nothing of reports.
 """
 
 from dataclasses import dataclass
@@ -30,26 +30,3 @@ class LearnedTable:
     rows: str = "client"
     columns: str = "client"
     labels: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class LearnedPoints:
-    """Vectors that a method has learned, one per class and place, for a map of them in reports.
-
-    Attributes:
-        name: Short name, a part of the names of files.
-        about: One sentence or two: what a point is.
-        values: [P, D], the points: a tensor; or an array [P, 2] of their first two principal
-            components if it is read from a run.
-        classes: [P] int64, the class of each point.
-        is_shared: [P] bool: the points of the server, or of a group; the others are of clients.
-    """
-
-    name: str
-    about: str
-    values: "ArrayLike"
-    classes: "ArrayLike"
-    is_shared: "ArrayLike"
-
-
-Learned = LearnedTable | LearnedPoints

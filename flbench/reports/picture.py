@@ -1,7 +1,5 @@
 """The figures of flbench: figures of matplotlib that a notebook shows, and the texts in them."""
 
-import os
-import sys
 import warnings
 from collections.abc import Callable
 from io import BytesIO
@@ -28,21 +26,6 @@ def literal(function: Drawing) -> Drawing:
     """Let the texts of a figure that a function draws be literal."""
     decorated: Drawing = mpl.rc_context(LITERAL)(function)
     return decorated
-
-
-def forget_file_of_current_folder() -> None:
-    """Let matplotlib have its defaults if it has read a `matplotlibrc` of the current folder.
-
-    Such a file has precedence over the user's own. The commands of flbench are used in folders of
-    others, and the file can let LaTeX draw all texts, with a preamble that reads any file. In a
-    script or notebook the current folder is the user's own, and the file keeps its effect.
-    """
-    is_command = "flbench.cli.app" in sys.modules or sys.flags.safe_path
-    if is_command and os.path.dirname(os.path.abspath(mpl.matplotlib_fname())) == os.getcwd():
-        mpl.rcdefaults()
-
-
-forget_file_of_current_folder()
 
 
 class Picture(Figure):

@@ -1,6 +1,5 @@
 """Numbers of a paper's tables, published and measured."""
 
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,6 @@ class Measured:
         runs: Folder of each run, by seed.
         why: Why a value is missing; "" if there is one for each run.
         by_test: Whether a target accuracy is one of the test parts, without validation parts.
-        samples: Number of samples of all clients of a run; None without a run.
     """
 
     cell: Cell
@@ -43,7 +41,6 @@ class Measured:
     runs: dict[int, Path] = field(default_factory=dict)
     why: str = ""
     by_test: bool = False
-    samples: int | None = None
 
     @property
     def mean(self) -> float | None:
@@ -141,8 +138,6 @@ def _read_into(one: Measured, seed: int, run: reading.StoredRun) -> str:
     if failure := training_failure(run.summary):
         return failure
     one.runs[seed] = run.path
-    if one.samples is None:
-        one.samples = dealt(run.path)
     if metric is not None and metric.over == "target":
         if target is None:
             return "evaluation.target_accuracy is not set"
@@ -198,12 +193,3 @@ def read(metric: PaperMetric, rows: Sequence[Row], at: int | None = None) -> flo
             wanted = RunningSummary(list(rows)).last if at is None else at
             value = next((row.value for row in mine if row.round == wanted), None)
     return None if value is None else value * UNITS[metric.unit] / metric.divide
-
-
-def dealt(run: Path) -> int | None:
-    """Return the number of samples of all clients of a run; None if partition.json is missing."""
-    try:
-        parts = json.loads((run / "partition.json").read_text(encoding="utf-8"))["samples"]
-        return sum(sum(sizes) for sizes in parts.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None

@@ -55,12 +55,10 @@ class PaperData(Facts):
 
     Attributes:
         name: Name of the data set in flbench.
-        samples: Number of samples of all clients, with validation and test parts; None if unknown.
         settings: Settings for this data set only.
     """
 
     name: str
-    samples: int | None = None
     settings: Settings = {}
 
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 import pandas as pd
 
 from flbench import __version__
-from flbench.config.resolve import as_data
 from flbench.config.sources import Layer
 from flbench.core import files
 from flbench.core.errors import UserError, did_you_mean
@@ -142,30 +141,7 @@ class PaperReport:
                 "Rounds to a target accuracy are means over the seeds that reach it; the column"
                 " `seeds` says how many do."
             )
-        return [*notes, *self._incomplete()]
-
-    def _incomplete(self) -> list[str]:
-        """Return a note for each data set with fewer samples than the setting asks for."""
-        found = {}
-        for place in self.request.places:
-            of_place = (line for line in self.lines if line.cell.number in place.rows)
-            here = next((line.samples for line in of_place if line.samples is not None), None)
-            partition = as_data([place.base]).partition
-            per_client = partition.samples_per_client
-            limits = [
-                None
-                if self.changed.get("data.name")
-                else self.paper.datasets[place.dataset].samples,
-                partition.samples,
-                None if per_client is None else per_client * (partition.clients or 0),
-            ]
-            asked = min((limit for limit in limits if limit is not None), default=None)
-            if here is not None and asked is not None and here < asked:
-                found[place.dataset] = (
-                    f"{place.dataset}: the clients have {here:,} samples, not {asked:,}: the data"
-                    " set is incomplete."
-                )
-        return [*found.values()]
+        return notes
 
     @property
     def is_measured(self) -> bool:

@@ -16,7 +16,7 @@ from flbench.analysis.page import page_of
 from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.errors import DataError
-from flbench.core.learned import LearnedPoints, LearnedTable
+from flbench.core.learned import LearnedTable
 from flbench.core.registry import ALGORITHMS
 from flbench.deploy.loading import load
 from flbench.results.learned import MOST_NUMBERS, read, text_of
@@ -30,7 +30,7 @@ GOSSIP = sorted(name for name in ALGORITHMS.names() if issubclass(ALGORITHMS.fin
 
 def learned(folder, *overrides):
     path, _ = run(folder, *overrides)
-    return path, {one.name: as_tensors(one) for one in read(path, 10)}
+    return path, {one.name: as_tensors(one) for one in read(path)}
 
 
 def as_tensors(one):
@@ -54,32 +54,6 @@ def test_class_similarities_of_hfcd_are_cosines(hfcd):
     assert set(values.diagonal()[known.diagonal()].tolist()) == {1.0}
 
 
-def test_points_are_the_prototypes_that_clients_hold(hfcd):
-    path, found = hfcd
-    points = found["prototypes"]
-
-    counts = np.load(path / "partition.npz")["train_counts"]
-    assert len(points.values) == len(points.classes) == len(points.is_shared)
-    assert points.classes[points.is_shared].tolist() == np.nonzero(counts.any(axis=0))[0].tolist()
-    own = points.classes[~points.is_shared].numpy()
-    assert np.array_equal(np.bincount(own, minlength=10), (counts > 0).sum(axis=0))
-
-
-def test_points_are_written_by_their_principal_components(tmp_path):
-    values = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    points = LearnedPoints("p", "", values, torch.arange(20) % 3, torch.arange(20) < 3)
-
-    (tmp_path / "learned.json").write_text(text_of([points]))
-    [written] = read(tmp_path, 3)
-
-    centred = (values - values.mean(dim=0)).numpy()
-    directions = np.linalg.svd(centred, full_matrices=False)[2][:2]
-    expected = centred @ directions.T
-    assert np.allclose(np.abs(written.values), np.abs(expected), rtol=1e-5)
-    assert written.classes.tolist() == points.classes.tolist()
-    assert written.is_shared.tolist() == points.is_shared.tolist()
-
-
 def test_what_is_too_large_for_the_file_is_left_out():
     def table(size):
         return LearnedTable("t", "", torch.zeros(size, size), "client", "client")
@@ -89,36 +63,30 @@ def test_what_is_too_large_for_the_file_is_left_out():
     assert [len(one["values"]) for one in written["learned"]] == [3]
 
 
-TABLE = {"kind": "table", "name": "t", "about": "", "rows": "class", "columns": "class"}
+TABLE = {"name": "t", "about": "", "rows": "class", "columns": "class"}
 TABLE |= {"values": [[1.0, None]], "labels": []}
-POINTS = {"kind": "points", "name": "p", "about": "", "values": [[0.0, 1.0]], "classes": [1]}
-POINTS |= {"is_shared": [True]}
 
 
 @pytest.mark.parametrize(
     "item",
     [
         7,
-        TABLE | {"kind": "pickle"},
         TABLE | {"values": [[1.0], [1.0, 2.0]]},
         TABLE | {"values": [["a"]]},
         TABLE | {"labels": [1, 2]},
         TABLE | {"values": [[1e308, -1e308]]},
         TABLE | {"more": 1},
-        POINTS | {"values": [[0.0, 1.0, 2.0]]},
-        POINTS | {"classes": [2]},
-        POINTS | {"is_shared": [True, False]},
     ],
     ids=str,
 )
 def test_damaged_files_are_named(item, tmp_path):
     file = tmp_path / "learned.json"
-    file.write_text(json.dumps({"learned": [TABLE, POINTS]}))
-    assert len(read(tmp_path, 2)) == 2
+    file.write_text(json.dumps({"learned": [TABLE, TABLE]}))
+    assert len(read(tmp_path)) == 2
 
     file.write_text(json.dumps({"learned": [item]}))
     with pytest.raises(DataError, match="learned"):
-        read(tmp_path, 2)
+        read(tmp_path)
 
 
 def test_each_client_of_fedpc_has_one_group(tmp_path):
@@ -160,7 +128,7 @@ KEYS = {"fedpc": ("algorithm.groups=2",), "slapfl": ("algorithm.last_only=true",
 
 @pytest.mark.one_of("method")
 @pytest.mark.parametrize("method", sorted({*LEARNING} - {*GOSSIP}))
-def test_tables_and_points_have_the_sizes_that_they_say(method, tmp_path):
+def test_tables_have_the_sizes_that_they_say(method, tmp_path):
     keys = (f"algorithm={method}", MLP, "train.rounds=2", *KEYS.get(method, ()))
     _, found = learned(tmp_path, *keys)
 
@@ -168,10 +136,6 @@ def test_tables_and_points_have_the_sizes_that_they_say(method, tmp_path):
     lengths = {"class": 10, "client": 5}
     for one in found.values():
         assert one.about.endswith(".")
-        if isinstance(one, LearnedPoints):
-            assert len(one.values) == len(one.classes) == len(one.is_shared)
-            assert 0 <= int(one.classes.min()) <= int(one.classes.max()) < 10
-            continue
         rows, columns = one.values.shape
         assert rows == lengths.get(one.rows, rows)
         assert columns == lengths.get(one.columns, len(one.labels))
@@ -218,7 +182,7 @@ def test_page_shows_what_the_run_has_written_and_needs_no_checkpoint(hfcd, tmp_p
         page, shown = drawn()
         source = page.html()
     assert [one.title for one in shown] == [f"What hfcd learned: {name}" for name in found]
-    assert all(one.is_map for one in shown)  # a dark page does not invert the colours of classes
+    assert all(one.is_map for one in shown)
     for one in shown:
         assert one.title in source
     similarity = shown[0].figure.axes[0].images[0].get_array()

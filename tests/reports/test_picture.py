@@ -1,6 +1,5 @@
 """Texts of pictures: literal, in legends whatever they begin with, and none over another."""
 
-import sys
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from matplotlib.text import Text
 
 from flbench.analysis import figures as comparison_figures
 from flbench.reports import data_figures
-from flbench.reports.picture import Picture, forget_file_of_current_folder
+from flbench.reports.picture import Picture
 from flbench.reports.run import curves
 from flbench.results.metrics_file import Row
 
@@ -35,27 +34,17 @@ def drawn() -> dict[str, Picture]:
     }
 
 
-def test_matplotlibrc_of_the_current_folder_has_no_effect_on_commands(tmp_path, monkeypatch):
-    """It can let LaTeX draw all texts, which reads files. In scripts it keeps its effect."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
-    with mpl.rc_context({"text.usetex": True}):
-        monkeypatch.delitem(sys.modules, "flbench.cli.app", raising=False)
-        forget_file_of_current_folder()
-        assert mpl.rcParams["text.usetex"]
-        monkeypatch.setitem(sys.modules, "flbench.cli.app", sys)
-        forget_file_of_current_folder()
-        assert not mpl.rcParams["text.usetex"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_names_are_no_formulas(form, recwarn):
-    for figure in drawn().values():
+    with mpl.rc_context({"text.usetex": True}):  # as a matplotlibrc of the folder may say
+        figures = drawn()
+    for figure in figures.values():
         figure.savefig(BytesIO(), format=form)
         texts = {text.get_text(): text for text in figure.findobj(Text)}
         assert any("$x$" in text for text in texts)
         assert not any(text.get_parse_math() for one, text in texts.items() if "$x$" in one)
+        assert not any(text.get_usetex() for text in texts.values())
     assert not [one for one in recwarn if "Glyph" in str(one.message)]
 
 

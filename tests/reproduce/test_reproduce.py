@@ -216,11 +216,10 @@ def test_missing_data_are_named_with_the_cure_and_available_ones_measured(reprod
     )
     keys = ("--algo", "local-only,fedprox", "--seeds", "1", *TINY, "partition.samples=1000")
 
-    code, out, err = reproduce("fedcpmd", *keys, "data.root=.")
+    code, _, err = reproduce("fedcpmd", *keys, "data.root=.")
 
     assert code == 0, err
     assert "tinyimagenet" in err
-    assert "MNIST: the clients have 800 samples, not 1,000" in " ".join(out.split())
     [prox] = tmp_path.glob("reproduce/fedcpmd/*/cells/FedProx*/config.yaml")
     assert yaml.safe_load(prox.read_text())["algorithm"]["mu"] == 1.0
 

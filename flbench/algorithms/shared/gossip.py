@@ -23,7 +23,7 @@ from flbench.algorithms.shared.topology import (
 )
 from flbench.client.program import LocalProgram, Step, bind
 from flbench.config.schema import AlgorithmConfig
-from flbench.core.learned import Learned, LearnedTable
+from flbench.core.learned import LearnedTable
 from flbench.core.rng import Draw
 from flbench.core.tree import only, repeat
 from flbench.core.types import Context, Dispatch, Message, Results, State, Tree, Update
@@ -116,7 +116,7 @@ class Gossip(Algorithm):
             deployments["gm"] = Deployment(mean, weights=called)
         return deployments
 
-    def learned(self, state: State) -> tuple[Learned, ...]:
+    def learned(self, state: State) -> tuple[LearnedTable, ...]:
         """Return the mixing weights of the last round, the topology."""
         clients = self.setting.clients
         if state.round == 0 or clients > MOST_SHOWN:

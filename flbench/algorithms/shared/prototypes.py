@@ -15,8 +15,7 @@ from flbench.algorithms.base import Deployment
 from flbench.algorithms.setting import Setting
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import LocalProgram, Statistic, Step, Transform, bind
-from flbench.core.learned import LearnedPoints
-from flbench.core.types import Context, Dispatch, Message, State, Tree
+from flbench.core.types import Context, Dispatch, Message, Tree
 from flbench.losses.similarity import class_sums, membership
 
 LEAVES = frozenset({"prototypes", "counts", "ids"})
@@ -190,28 +189,3 @@ def rules(setting: Setting, dispatch: Dispatch) -> dict[str, Deployment]:
         "proto_own": Deployment(dispatch, counted, predict=NearestPrototype(own=True)),
         "head": Deployment(dispatch),
     }
-
-
-def learned(state: State) -> tuple[LearnedPoints, ...]:
-    """Return the prototypes of the server and of the clients; nothing if there are none yet.
-
-    Args:
-        state: State with `global.prototypes` [C, D] and `global.present` [C] of the server, and
-            `prototypes` [N, C, D] and `counts` [N, C] of the clients.
-    """
-    present, held = state.server["global.present"], state.clients["counts"] > 0
-    if not present.any():
-        return ()
-    shared = state.server["global.prototypes"][present]
-    values = torch.cat([shared, state.clients["prototypes"][held]])
-    classes = torch.cat([present.nonzero()[:, 0], held.nonzero()[:, 1]])
-    points = LearnedPoints(
-        "prototypes",
-        "Prototypes on their first two principal components: large with an edge those of the"
-        " server, small those of the clients. Each class has a colour; names that have no room are"
-        " left out.",
-        values,
-        classes,
-        is_shared=torch.arange(len(values)) < len(shared),
-    )
-    return (points,)
