@@ -100,15 +100,12 @@ def _tested(main: str, others: Sequence[str], tests: pd.DataFrame) -> list[str]:
     turned = {"better": "worse", "worse": "better"}
     said: dict[str, str] = {}
     gaps: dict[str, float] = {}
-    needed: list[float] = []
     for row in tests.to_dict("records"):
         if main in (row["first"], row["second"]):
             is_first = row["first"] == main
             other, verdict = row["second" if is_first else "first"], row["verdict"]
             said[other] = verdict if is_first else turned.get(verdict, verdict)
             gaps[other] = row["difference"] if row["n"] >= CLAIM_FROM else nan
-            if verdict == "no significant difference":
-                needed.append(row["needed"])
     verdicts = {name: [one for one in others if said.get(one) == name] for name in VERDICTS}
     untested = [one for one in others if said.get(one, "no claim") == "no claim"]
     equal = [one for one in untested if gaps.get(one) == 0]
@@ -119,22 +116,7 @@ def _tested(main: str, others: Sequence[str], tests: pd.DataFrame) -> list[str]:
         f"Equal to {main} in each repetition:": equal,
         f"No test compares {main} with": [one for one in untested if one not in equal],
     }
-    open_, end = f"No significant difference between {main} and", _needed(needed)
-    return [
-        f"{text} {_listed(names, len(others))}{end if text == open_ else ''}"
-        for text, names in parts.items()
-        if names
-    ]
-
-
-def _needed(numbers: Sequence[float]) -> str:
-    """Return how many repetitions would tell methods apart; "" if none of the numbers is known."""
-    known = sorted(number for number in numbers if not np.isnan(number))
-    if not known:
-        return ""
-    more = "" if known[0] == known[-1] else f" to {known[-1]:,.0f}"
-    more = more if len(known) == len(numbers) else " or more"
-    return f"; to see differences of this size, tests would need {known[0]:,.0f}{more} repetitions"
+    return [f"{text} {_listed(names, len(others))}" for text, names in parts.items() if names]
 
 
 def _why_not(comparison: Arrangement, place: str, n: int) -> str:

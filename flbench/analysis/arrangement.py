@@ -42,7 +42,6 @@ from flbench.results.summary import SHARES
 
 BASELINE: Final = "fedavg"  # the method to which others are compared, if it is there
 SPREADS: Final = ("client_std",)  # metrics that rank no methods: less is not better, nor is more
-UNKNOWN: Final = "-"  # digest of a run of an earlier version
 HOW_MANY: Final = ("samples", "samples_per_client", "min_samples", "split", "pool")
 """Keys of schemes that say how many samples clients have, not how these differ."""
 HARDWARE: Final = ("processor", "gpus", "threads")
@@ -283,8 +282,6 @@ def arrange(
     warnings += [*_about_direction(finished, [metric, *chosen]), *notes]
     warnings += _about_rare(finished, chosen)
     beside = baseline or (reference if reference in order else None)
-    if beside is not None:
-        warnings += _about_equal(entries, beside)
     at_place: dict[str, list[Entry]] = {}
     for entry in entries:
         at_place.setdefault(entry.place, []).append(entry)
@@ -404,22 +401,6 @@ def _about_missing(entries: Sequence[Entry], methods: Sequence[str]) -> list[str
             " support no claim that a method is better."
         )
     return sentences
-
-
-def _about_equal(entries: Sequence[Entry], reference: str) -> list[str]:
-    """Return a sentence about the methods all of whose runs have the weights of the reference's."""
-    keys = [(one.place, one.repetition, one.method) for one in entries]
-    digests = [one.run.summary.get("weights_digest", UNKNOWN) for one in entries]
-    wide = pd.Series(digests, pd.MultiIndex.from_tuples(keys)).unstack()
-    same = wide.eq(wide[reference], axis=0) & (wide != UNKNOWN) | wide.isna()
-    equal = [one for one in dict.fromkeys(one.method for one in entries) if same[one].all()]
-    if not (equal := [one for one in equal if one != reference]):
-        return []
-    have = "has" if len(equal) == 1 else "have"
-    return [
-        f"{', '.join(equal)} {have} the weights of {reference} in each repetition: what differs in"
-        " the configuration has no effect on the training here."
-    ]
 
 
 def _baseline(entries: Sequence[Entry]) -> str:

@@ -6,7 +6,6 @@ from typing import Final
 
 import pandas as pd
 
-from flbench.analysis.answer import listing, words
 from flbench.analysis.arrangement import Arrangement
 from flbench.results.study_folder import PERSONAL
 from flbench.results.summary import SPLITS
@@ -98,29 +97,11 @@ def given_targets(comparison: Arrangement, place: str) -> tuple[float, ...]:
     return tuple(known) if is_one else ()
 
 
-def target_sentences(comparison: Arrangement, targets: pd.DataFrame) -> list[str]:
-    """Return what the table says about the targets that the report was asked for, in sentences."""
-    if not comparison.targets:
-        return []
-    found = [
+def unknown_targets(comparison: Arrangement, targets: pd.DataFrame) -> list[str]:
+    """Return a sentence for each place without a table of the targets that were asked for."""
+    return [
         f"{place}: what a target costs is not known, because some runs have no {comparison.metric}"
         " by round."
         for place in comparison.places
-        if place not in set(targets["place"])
+        if comparison.targets and place not in set(targets["place"])
     ]
-    for (place, target), rows in targets.groupby(["place", "target"], sort=False):
-        split = rows["split"].iloc[0]  # validation, if there is such a part
-        mine = rows[rows["split"] == split]
-        what = f"{split} {words(comparison.metric)} of {target:g}"
-        where = f"On {place}, " if len(comparison.places) > 1 else ""
-        known = mine[mine["rounds"] == mine["rounds"].min()]
-        lost = [*mine.loc[mine["rounds"].isna(), "method"]]
-        if known.empty:
-            found.append(f"{where}no method reaches a {what} in more than half of its runs.")
-            continue
-        end = f" Not reached in more than half of the runs: {listing(lost)}." if lost else ""
-        found.append(
-            f"{where}fewest rounds to a {what}: {listing([*known['method']])},"
-            f" {known['rounds'].iloc[0]:g} in the median.{end}"
-        )
-    return found

@@ -10,7 +10,6 @@ import pandas as pd
 
 from flbench.analysis.answer import words
 from flbench.analysis.progress import COSTS
-from flbench.analysis.scores import DECILES
 from flbench.analysis.statistics import CLAIM_FROM, MOST_NEEDED
 from flbench.analysis.tables import CLASS_SCORES, CORRECTED, TESTS, Analysis
 from flbench.core.text import one_line
@@ -496,12 +495,6 @@ def clients(analysis: Analysis, place: str) -> Iterator[Shown]:
         about += " A client is above ft if its accuracy is larger than that of fine-tuned FedAvg."
     columns = {measure: wide(title) for measure, title in SPREAD.items()}
     yield _by_method("Accuracy over clients", methods, columns, known, about, place)
-    about = (
-        "Accuracy below which a tenth of the clients with test samples of a run lie, two tenths,"
-        " and so on; each as a mean over repetitions."
-    )
-    columns = {measure: Column(f"{share:.0%}", mean) for measure, share in DECILES.items()}
-    yield _by_method("Deciles over clients", methods, columns, known, about, place)
     table = _at(analysis.client_scores, place)
     if table.empty:  # repetitions draw clients anew
         return

@@ -111,7 +111,7 @@ def analyse(comparison: Arrangement) -> Analysis:
         curves=curves,
         targets=targets,
         across=across,
-        answer=(*comparison.equal, *said, *progress.target_sentences(comparison, targets)),
+        answer=(*comparison.equal, *said, *progress.unknown_targets(comparison, targets)),
         train_counts={
             (entry.place, entry.repetition): counts
             for entry in comparison.entries

@@ -20,8 +20,6 @@ from flbench.reports.shown import (
     score,
     significant,
     size,
-    tenth,
-    whole,
 )
 from flbench.results.metrics_file import Row
 from flbench.results.reading import VALIDATION, StoredRun, client_scores
@@ -135,10 +133,8 @@ def _line(rows: Sequence[Row], *which: str) -> tuple[list[int], list[float]]:
 
 
 def tables(run: StoredRun) -> Iterator[Shown]:
-    """Yield the tables of a run: metrics, clients that join later, clients, classes."""
+    """Yield the tables of a run: metrics, clients, classes."""
     yield metrics(run)
-    if run.summary.get("new_clients"):
-        yield _new_clients(run.summary, run.config.client_metric)
     of_clients = run.client_table("last")
     if "name" in of_clients and (of_clients["name"] != "").any():
         yield _clients(run, of_clients.to_dict("records"))
@@ -223,31 +219,6 @@ def classes(table: "pd.DataFrame") -> Shown:
         " per_class.csv."
         if more > 0
         else "",
-    )
-
-
-def _new_clients(summary: Mapping[str, Any], metric: str) -> Shown:
-    """Return the table of the clients that join after the training, by a metric."""
-    about, test, rows = summary["new_clients"], summary["best"]["test"], []
-    for epochs in about["epochs"]:
-        new, seen = (test.get(f"{who}@{epochs}", {}) for who in ("new", "seen"))
-        row = {"new": new.get(metric), "seen": seen.get(metric), "gap": new.get(f"gap_{metric}")}
-        row |= {key: about[key][str(epochs)] for key in ("received_bytes", "steps")}
-        rows.append(row | {"epochs": epochs})
-    return Shown(
-        "Clients that join later",
-        {
-            "epochs": Column("epochs", whole),
-            "new": Column("new clients", score),
-            "seen": Column("clients that trained", score),
-            "gap": Column("gap", score),
-            "received_bytes": Column("bytes to join", size),
-            "steps": Column("steps", tenth),
-        },
-        rows,
-        f"Test {metric.replace('_', ' ')} of {about['clients']} clients that trained in no round,"
-        " after epochs on their own training parts; beside them the clients that trained, after as"
-        " many further epochs. Models of the best round.",
     )
 
 
