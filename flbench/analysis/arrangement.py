@@ -18,6 +18,7 @@ from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
 from flbench.analysis.collapsed import collapsed
@@ -50,6 +51,7 @@ PRICES: Final = ("bytes", "seconds")
 BEYOND: Final = ("rare_recall", "macro_f1", "worst10_accuracy")
 """Metrics that leaderboards show besides the one that ranks the methods."""
 MOST_COLLAPSED: Final = 5  # collapsed runs that a sentence names
+LARGEST: Final = 1e300
 MANY: Final = 100  # validation samples; with fewer, the choice of the best round is chance
 
 
@@ -528,14 +530,8 @@ def _about_rare(runs: Sequence[StoredRun], chosen: Sequence[str]) -> list[str]:
 
 
 def _names(metric: str | Sequence[str]) -> list[str]:
-    """Return the names of metrics, each once.
-
-    Raises:
-        UserError: There is none.
-    """
-    if not isinstance(metric, str | Sequence):
-        raise UserError(f"metric={metric!r} is not the name of a metric, such as 'accuracy'.")
-    parts = metric.split(",") if isinstance(metric, str) else [str(name) for name in metric]
+    """Return the names of metrics, each once; a UserError if there is none."""
+    parts = metric.split(",") if isinstance(metric, str) else map(str, metric or ())
     names = [*dict.fromkeys(filter(None, (part.strip() for part in parts)))]
     if not names:
         raise UserError(f"metric={metric!r} names no metric. Name one, such as accuracy.")
@@ -548,52 +544,42 @@ def _targets(given: str | float | Iterable[float] | None, metric: str) -> tuple[
     Raises:
         UserError: One of them is not a number, or beyond the values of the metric.
     """
-    if given is None:
-        return ()
-    values: Iterable[Any] = given if isinstance(given, Iterable) else [given]
-    if isinstance(given, str):
-        values = [part for part in given.split(",") if part.strip()] or [given]
-    found = []
-    for value in values:
-        try:
-            target = nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            target = nan
-        if not isfinite(target):
-            raise UserError(
-                f"the target {value!r} is not a number. Name values of the metric, such as 0.8,0.9."
-            )
-        if metric in SHARES and not 0 <= target <= 1:
-            cure = f": {target / 100:g} instead of {target:g}" if 1 < target <= 100 else ""
-            raise UserError(
-                f"the target {target:g} is no value of `{metric}`, which is between 0 and 1{cure}."
-            )
-        found.append(target)
-    return tuple(dict.fromkeys(found))
+    parts = filter(str.strip, given.split(",")) if isinstance(given, str) else given
+    try:
+        found = np.ravel(
+            [] if parts is None else [*parts] if isinstance(parts, Iterable) else parts
+        )
+        values = found.astype(np.float64)
+    except ValueError:
+        values = np.array([nan])
+    limits = (0.0, 1.0) if metric in SHARES else (-LARGEST, LARGEST)
+    if not all(limits[0] <= value <= limits[1] for value in values):
+        raise UserError(
+            f"targets={given!r} are not all values of `{metric}`. Name numbers that it can have,"
+            " such as 0.8,0.9 for an accuracy."
+        )
+    return tuple(dict.fromkeys(values.tolist()))
 
 
 def _check_metrics(runs: Sequence[StoredRun], metric: str, others: Sequence[str]) -> None:
     """Raise a UserError if a run does not have a metric that ranks methods, or another column."""
-    if metric in PRICES or metric in metric_names.LESS_IS_BETTER:
+    if metric in (*PRICES, *SPREADS, *metric_names.LESS_IS_BETTER):
         raise UserError(
-            f"`{metric}` ranks no methods: less is better. Name a metric first, as in"
+            f"`{metric}` ranks no methods: more of it is not better. Name a metric first, as in"
             f" accuracy,{metric}."
         )
     for run in runs:
-        names = [*run.scores]
-        if metric in SPREADS and metric in names:
-            raise UserError(f"`{metric}` ranks no methods: neither more nor less of it is better.")
         if metric.startswith("rare_") and not run.has_rare_classes:
             raise UserError(
                 f"{run.path} has no rare class, so `{metric}` ranks no methods. Classes are rare"
                 " by `evaluation.rare` if they have few training samples and the classes are not"
                 " balanced. Choose another metric."
             )
-        ranking = [name for name in names if name not in SPREADS]
-        if metric not in ranking:
-            have = f"It has {', '.join(ranking)}." if ranking else "It has no test metrics."
-            near = did_you_mean(metric, ranking)
-            raise UserError(f"{run.path} has no test metric `{metric}`.{near} {have}")
+        if metric not in run.scores:
+            raise UserError(
+                f"{run.path} has no test metric `{metric}`.{did_you_mean(metric, run.scores)} It"
+                f" has {', '.join(run.scores)}."
+            )
     known = dict.fromkeys([*(name for run in runs for name in run.scores), *PRICES, *RARE])
     for name in others:
         if name not in known:

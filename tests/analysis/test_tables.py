@@ -348,21 +348,14 @@ def test_columns_of_the_leaderboard_can_be_chosen(tmp_path):
     for wrong, words in {
         "acuracy": "Did you mean `accuracy`?",
         "accuracy,macro_f2": "Did you mean `macro_f1`?",
-        "bytes": "less is better",
+        "bytes": "`bytes` ranks no methods",
         " , ": "names no metric",
-        None: "metric=None is not",
+        None: "names no metric",
     }.items():
         with pytest.raises(UserError, match=re.escape(words)):
             arrange(runs, metric=wrong)
-    for wrong, words in {
-        "0.5,x": "'x' is not a number",
-        " ": "' ' is not a number",
-        90: "0.9 instead of 90",
-        -1: "between 0 and 1",
-        (0.5, math.nan): "nan is not a number",
-        True: "True is not a number",
-    }.items():
-        with pytest.raises(UserError, match=re.escape(words)):
+    for wrong in ("0.5,x", 90, -1, (0.5, math.nan), ("a", 0.5), math.inf):
+        with pytest.raises(UserError, match=re.escape(f"targets={wrong!r}")):
             arrange(runs, targets=wrong)
     assert arrange(runs, targets="0.8, 0.9,").targets == (0.8, 0.9)
     assert arrange(runs, targets=np.array([0.5, 0.6])).targets == (0.5, 0.6)
