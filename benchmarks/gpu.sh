@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Measures flbench on a GPU in at most 40 minutes. Each measurement appends a line to OUT_DIR/gpu.jsonl.
+# Measures flbench on a GPU in at most 8 minutes. Each measurement appends a line to OUT_DIR/gpu.jsonl: name, command, exit code (124:
+# stopped), seconds, the peak of the GPUs' memory in MiB (null without nvidia-smi), and its output (JSON, or the last lines).
 #
 # usage: benchmarks/gpu.sh OUT_DIR [DATA_DIR]
 #
 # DATA_DIR holds fashionmnist.npz; without it the images are random, which gives the same times.
 # PYTHON names the interpreter (default python). DEVICE=cpu SIZE=tiny tries the script without a GPU.
 # REPEATS is the number of measurements of a bench (default 3).
-# PARTS names what is measured (default: digests bench blocks precisions resnet ray searches together).
+# LIMIT is the number of seconds after which nothing more begins, and what runs is stopped (default 480).
+# PARTS names what is measured (default: bench blocks precisions digests resnet together searches ray).
 # A measurement that fails is recorded with its error, and the next one follows. Measurements with
 # Ray are left out where it is not installed.
 set -uo pipefail
@@ -44,34 +46,60 @@ for name, (shape, *sizes) in sets.items():
 PY
 
 # wanted PART: whether this part is to be measured.
-wanted() { [[ " ${PARTS:-digests bench blocks precisions resnet ray searches together} " == *" $1 "* ]]; }
+wanted() { [[ " ${PARTS:-bench blocks precisions digests resnet together searches ray} " == *" $1 "* ]]; }
+
+# measure NAME SECONDS COMMAND ...: runs a command, and appends its line.
+measure() {
+  local name=$1 limit=$2 left=$((${LIMIT:-480} - SECONDS)) begin=$EPOCHREALTIME code=0 folder watch
+  shift 2
+  [ "$left" -gt 0 ] || return 0
+  folder=$(mktemp -d)
+  nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$folder/memory" 2>/dev/null &
+  watch=$!
+  timeout $((limit < left ? limit : left)) "$@" >"$folder/out" 2>"$folder/err" || code=$?
+  kill "$watch" 2>/dev/null
+  "$python" - "$out/gpu.jsonl" "$folder" "$name" "$code" "$begin" "$EPOCHREALTIME" "$@" <<'PY'
+import json, sys
+from pathlib import Path
+
+file, folder, name, code, begin, end, *command = sys.argv[1:]
+out, err, memory = (Path(folder, one).read_text(errors="replace") for one in ("out", "err", "memory"))
+try:
+    output = json.loads(out)
+except ValueError:
+    output = out.splitlines()[-20:]
+line = {"name": name, "command": command, "exit_code": int(code), "seconds": round(float(end) - float(begin), 2)}
+line |= {"gpu_memory": max(map(int, memory.split()), default=None), "output": output}
+line |= {"errors": err.splitlines()[-20:]} if line["exit_code"] else {}
+with open(file, "a") as lines:
+    lines.write(json.dumps(line) + "\n")
+print(f"{name}: exit code {code}, {line['seconds']} s", flush=True)
+PY
+  rm -r "$folder"
+}
 
 # record NAME SECONDS ARGUMENT ...: measures `flbench ARGUMENT ...`.
-record() {
-  local name=$1 seconds=$2
-  shift 2
-  "$python" "$here/benchmarks/record.py" "$out/gpu.jsonl" "$name" "$seconds" "$python" -m flbench "$@"
-}
+record() { measure "$1" "$2" "$python" -m flbench "${@:3}"; }
 
 small=(--out "$out/runs" "engine.device=$device" tracking.mlflow=false --json)
 net=("${lenet[@]}" model.name=lenet5 partition.clients=$clients train.participation=1)
 resnet=("data.path=$out/colour.npz" model.name=resnet18 partition.scheme=iid train.local_epochs=1 "partition.samples=$samples")
+
+# LeNet-5, 100 clients, all in: seconds of a step beside a bare loop, and memory.
+wanted bench && measure "bench lenet5" 240 \
+  "$python" "$here/benchmarks/speed.py" --repeats "${REPEATS:-3}" fedavg "engine.device=$device" "${net[@]}"
+wanted blocks && for block in $blocks; do
+  record "memory of block $block" 120 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=vectorized engine.block=$block evaluation.every=2
+done
+wanted precisions && for precision in tf32 bf16-mixed; do
+  record "lenet5 $precision" 120 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=vectorized engine.precision=$precision evaluation.every=2
+done
 
 # Digests: the same run twice, then with other types of numbers.
 wanted digests && for precision in 32-true 32-true tf32 bf16-mixed 16-mixed; do
   for engine in sequential vectorized; do
     record "digest $engine $precision" 60 run hfcd --rounds 3 "${small[@]}" engine.name=$engine engine.precision=$precision
   done
-done
-
-# LeNet-5, 100 clients, all in: seconds of a step beside a bare loop, and memory.
-wanted bench && "$python" "$here/benchmarks/record.py" "$out/gpu.jsonl" "bench lenet5" 240 \
-  "$python" "$here/benchmarks/speed.py" fedavg --repeats "${REPEATS:-3}" "engine.device=$device" "${net[@]}"
-wanted blocks && for block in $blocks; do
-  record "memory of block $block" 120 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=vectorized engine.block=$block evaluation.every=2
-done
-wanted precisions && for precision in tf32 bf16-mixed; do
-  record "lenet5 $precision" 120 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=vectorized engine.precision=$precision evaluation.every=2
 done
 
 # ResNet-18 at few and at many clients.

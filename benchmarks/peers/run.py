@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import environments
 import numpy as np
 import table
 from settings import SETTINGS, Job, Setting
@@ -37,6 +36,14 @@ VARIANTS = {
     "pfl": ("", "torchrun"),
 }
 PACKAGES = ("flbench", "fluke-fl", "flwr", "pfl", "torch", "numpy", "lightning", "ray")
+VERSIONS = """
+import platform, sys
+from importlib import metadata
+print("python", platform.python_version())
+for name in sys.argv[1:]:
+    try: print(name, metadata.version(name))
+    except metadata.PackageNotFoundError: pass
+"""
 PARTITION_SEED = 0
 
 
@@ -73,12 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     pythons: dict[str, Path | str] = {}
     for peer in options.peers:
-        try:
-            python = environments.python_of(peer, folder / "environments")
-            results["versions"][peer] = environments.versions_of(python, PACKAGES)
-            pythons[peer] = python
-        except environments.InstallError as error:
-            pythons[peer] = f"could not be installed ({error})"
+        has_own = (HERE / "requirements" / f"{peer}.txt").exists()
+        own = folder / "environments" / peer / "bin" / "python"
+        pythons[peer] = python = own if has_own else Path(sys.executable)
+        if python.exists():
+            results["versions"][peer] = _versions(python)
+        else:
+            pythons[peer] = f"{python} does not exist; see Environments in benchmarks/README.md"
 
     first = 1 + max(
         (x["repeat"] for x in here if x["label"].split()[0] in options.peers), default=-1
@@ -103,6 +111,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text, flush=True)
     found = (table.compare(measured, setting) for setting in SETTINGS.values())
     return int(any(one.problems for one in found if one is not None))
+
+
+def _versions(python: Path) -> dict[str, str]:
+    """Return the versions of Python and of those packages that a Python has."""
+    command = [str(python), "-c", VERSIONS, *PACKAGES]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return dict(line.split(maxsplit=1) for line in output.splitlines())
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
