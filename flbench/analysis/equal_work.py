@@ -109,10 +109,6 @@ def until(run: StoredRun, number: int) -> StoredRun:
 
     Scores of single classes and clients are in files for the best and the last round alone: where
     another round takes the place of one of these, they are NaN.
-
-    Args:
-        run: The run.
-        number: The round.
     """
     before, rows = run.summary, [row for row in run.rows if row.round <= number]
     if number == before["last"]["round"]:

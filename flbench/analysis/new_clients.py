@@ -14,12 +14,7 @@ NEW_CLIENTS: Final = ("place", "method", "epochs", "n", "mean", "std", "low", "h
 
 
 def new_clients_of(comparison: Arrangement, long: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of new clients; see `fl.Comparison.new_clients`.
-
-    Args:
-        comparison: The runs.
-        long: See `frame.long_of`.
-    """
+    """Return the table of new clients; see `fl.Comparison.new_clients`."""
     metric = comparison.entries[0].run.config.client_metric
     names = {
         f"new {metric}": "value",

@@ -23,12 +23,7 @@ TARGETS: Final = (
 
 
 def curves_of(comparison: Arrangement, long: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of curves; see `fl.Comparison.curves`.
-
-    Args:
-        comparison: The runs.
-        long: See `frame.long_of`.
-    """
+    """Return the table of curves; see `fl.Comparison.curves`."""
     is_metric = long["metric"] == comparison.metric
     is_own = long["deployment"] == PERSONAL
     return long.loc[is_metric & is_own & long["split"].isin(SPLITS), list(CURVES)]

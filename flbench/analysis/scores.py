@@ -30,12 +30,7 @@ UNIT: Final = SHARES | {
 
 
 def scores_of(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of scores; see `fl.Comparison.scores`.
-
-    Args:
-        comparison: The runs.
-        values: See `frame.values_of`.
-    """
+    """Return the table of scores; see `fl.Comparison.scores`."""
     found = over_repetitions(values, ["place", "method", "metric"], "value", comparison.overlaps)
     is_unit = found["metric"].str.partition("@")[0].isin(UNIT)
     found.loc[is_unit, ["low", "high"]] = found.loc[is_unit, ["low", "high"]].clip(0, 1)
@@ -48,12 +43,7 @@ def scores_of(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
 
 
 def client_spread_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of the spread of clients; see `fl.Comparison.client_spread`.
-
-    Args:
-        comparison: The runs.
-        clients: See `fl.Comparison.clients`.
-    """
+    """Return the table of the spread of clients; see `fl.Comparison.client_spread`."""
     groups = clients.groupby(list(RUN), sort=False)
     accuracy = groups["accuracy"]
     levels = (
@@ -76,12 +66,7 @@ def client_spread_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataF
 
 
 def client_scores_of(comparison: Arrangement, clients: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of the scores of each client; see `fl.Comparison.client_scores`.
-
-    Args:
-        comparison: The runs.
-        clients: See `fl.Comparison.clients`.
-    """
+    """Return the table of the scores of each client; see `fl.Comparison.client_scores`."""
     frames = []
     for place in comparison.places:
         mine = clients[clients["place"] == place]

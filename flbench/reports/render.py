@@ -31,12 +31,7 @@ def plain(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) ->
 
 
 def markdown(table: Shown, level: int = 2) -> str:
-    """Return a table as Markdown, with its heading and explanation.
-
-    Args:
-        table: The table.
-        level: Level of the heading.
-    """
+    """Return a table as Markdown, with its heading and explanation."""
     heading = f"{'#' * level} {in_markdown(table.heading)}"
     return "\n\n".join(filter(None, [heading, in_markdown(table.about), body(table)]))
 
