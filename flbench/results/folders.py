@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from flbench.core.errors import UserError
 from flbench.results import study_folder
 
-MOST_OTHERS: Final = 20_000  # folders without a run that a search visits
 MIRROR: Final = "flbench.db"
 """MLflow's local database. The folders beside it have copies of the files of runs."""
 
@@ -18,9 +16,6 @@ def find(paths: Sequence[Path]) -> list[Path]:
 
     Returns:
         The folders. A path that has no such folder at or below it is returned as it is.
-
-    Raises:
-        UserError: See `below`.
     """
     found: dict[Path, None] = {}
     for path in paths:
@@ -33,22 +28,14 @@ def below(path: Path) -> list[Path]:
 
     The runs of a study are part of it. Hidden folders, links to folders, and the folder of MLflow's
     local store are left out.
-
-    Raises:
-        UserError: So many other folders are below it that the search would take minutes.
     """
     found: list[Path] = []
-    for visited, (folder, names, files) in enumerate(os.walk(path)):
+    for folder, names, files in os.walk(path):
         if MIRROR in files:
             names.clear()
         elif is_one(Path(folder)):
             found.append(Path(folder))
             names.clear()
-        elif visited - len(found) >= MOST_OTHERS:
-            raise UserError(
-                f"{path} has more than {MOST_OTHERS:,} folders below it that are not runs. Name a"
-                " folder nearer to the runs."
-            )
         names[:] = sorted(name for name in names if not name.startswith("."))
     return found
 

@@ -21,9 +21,8 @@ OF_CAMPAIGN: Final = (
     *("study.json", "comparison.json", "failures.json", "report.html", "report.md", "report.json"),
     *("pictures/*.svg", "pictures/*.png", "tables/*.csv", "tables/*.tex"),
 )
-MAX_FILE_BYTES: Final = 2 * 2**30
 MAX_CHECKPOINT_BYTES: Final = 10_000_000
-"""Largest size of a file, and of a checkpoint with all of its files, that is sent."""
+"""Largest size of a checkpoint with all of its files that is sent."""
 
 
 class File(NamedTuple):
@@ -62,8 +61,7 @@ class Files:
         for file in (one for pattern in patterns for one in sorted(folder.glob(pattern))):
             files.check_no_link(file)
             name = file.relative_to(folder).as_posix()
-            is_new = file.is_file() and file not in known
-            if is_new and self._fits(name, file.stat().st_size, MAX_FILE_BYTES):
+            if file.is_file() and file not in known:
                 both = f"{name}\0{digest_of(file)}".encode(errors="surrogateescape")
                 # A tag has the digests of all files of a run, so they are short.
                 self.found.append(File(name, file, sha256(both).hexdigest()[:8]))
@@ -79,14 +77,10 @@ class Files:
             with suppress(DataError):  # what cannot be read is sent as it is
                 parts = [part for part in files_of(file) if part.is_file()]
             size = sum(part.stat().st_size for part in parts)
-            if self._fits(f"checkpoint.{name}", size, MAX_CHECKPOINT_BYTES):
+            if size > (most := MAX_CHECKPOINT_BYTES):
+                self.tags[f"not_sent.checkpoint.{name}"] = f"{size:,} bytes (more than {most:,})"
+            else:
                 self.add(folder, [f"checkpoints/{part.name}" for part in parts])
-
-    def _fits(self, name: str, size: int, limit: int) -> bool:
-        """Return whether something is not too large; otherwise a tag says so."""
-        if size > limit:
-            self.tags[f"not_sent.{name}"] = f"{size:,} bytes (more than {limit:,})"
-        return size <= limit
 
 
 def digest_of(path: Path) -> str:

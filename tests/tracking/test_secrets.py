@@ -16,7 +16,7 @@ from flbench.comparison.design import Design, LabelledLayer
 from flbench.config.schema import TrackingConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
-from flbench.tracking import artifacts, errors, mirror, ui
+from flbench.tracking import errors, mirror, ui
 from flbench.tracking import store as stores
 from flbench.tracking.send import Sender
 from flbench.tracking.store import Address
@@ -522,15 +522,3 @@ def test_log_of_a_mirror_follows_no_link(tmp_path, monkeypatch):
         mirror.start(folder, TrackingConfig())
 
     assert private.read_text() == "secret"
-
-
-def test_file_above_the_limit_is_not_sent(tmp_path, monkeypatch):
-    monkeypatch.setattr(artifacts, "MAX_FILE_BYTES", 10)
-    for name, size in (("summary.json", 10), ("predictions.csv", 11)):
-        (tmp_path / name).write_bytes(bytes(size))
-    files = artifacts.Files()
-
-    files.add(tmp_path, ["summary.json", "predictions.csv"])
-
-    assert [file.name for file in files.found] == ["summary.json"]
-    assert "11 bytes" in files.tags["not_sent.predictions.csv"]
