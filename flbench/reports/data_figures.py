@@ -110,8 +110,7 @@ def _board(
     wide: float, high: float, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Picture, Axes]:
     """Return a figure for `heat` of a size in inches, to which that of the names is added."""
-    beside = max(map(width, rows), default=0.0)
-    size = (wide + max(2.5, 1.7 + beside), high + max(1.5, 1.1 + height(columns, wide)))
+    size = wide + max(2.5, 1.7 + _longest(rows)), high + max(1.5, 1.1 + _longest(columns))
     figure = Picture(figsize=size, layout="constrained")
     return figure, figure.add_subplot()
 
@@ -130,7 +129,7 @@ def classes(
     """
     count = len(names)
     wide, own = min(14.0, 3.0 + 0.45 * count), [short(name) for name in names]
-    deep = max(3.6, 2.8 + height(own, wide - 0.7))
+    deep = max(3.6, 2.8 + _longest(own))
     figure = Picture(figsize=(wide, deep), layout="constrained")
     axes = figure.add_subplot()
     bar = 0.8 / len(metrics)
@@ -172,27 +171,9 @@ def confusion(counts: NDArray[np.floating[Any]], names: Sequence[str], title: st
     return figure
 
 
-def width(label: str, size: float = 10.0) -> float:
-    """Return about the width of a label in inches.
-
-    Args:
-        label: A text of one line.
-        size: Size of the font in points.
-    """
-    return cell_len(label) * CHARACTER * size / 72
-
-
-def height(names: Sequence[str], inches: float, size: float = 10.0) -> float:
-    """Return the height in inches of names below an axis, as `name_places` writes them.
-
-    Args:
-        names: Names of all places.
-        inches: Width of the axis.
-        size: Size of the font in points.
-    """
-    longest = max((width(name, size) for name in names), default=0.0)
-    is_upright = longest + 0.04 > inches / max(1, len(names))
-    return longest if is_upright else LINE * size / 72
+def _longest(names: Sequence[str], size: float = 10.0) -> float:
+    """Return about the length in inches of the longest name in a font of a size in points."""
+    return max(map(cell_len, names), default=0) * CHARACTER * size / 72
 
 
 def name_places(axes: Axes, names: Sequence[str], inches: float, size: float = 10.0) -> None:
@@ -208,7 +189,7 @@ def name_places(axes: Axes, names: Sequence[str], inches: float, size: float = 1
         size: Size of the font in points.
     """
     line = LINE * size / 72
-    is_upright = height(names, inches, size) > line
+    is_upright = _longest(names, size) + 0.04 > inches / max(1, len(names))
     step = max(1, ceil(line * len(names) / inches)) if is_upright else 1
     shown = range(0, len(names), step)
     axes.set_xticks(
