@@ -1,15 +1,11 @@
 """The pages of the papers: published and measured numbers, from docs/papers/NAME.tar.xz.
 
-    python benchmarks/papers.py --pack OUT_DIR
-
-writes the archives, from the folder in which `benchmarks/papers.sh` has trained. The commands that
-`papers.sh --print` prints for NAME say of which tables an archive has the runs.
+The commands that `papers.sh --print` prints for NAME say of which tables an archive has the runs.
 """
 
 import argparse
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +19,6 @@ import pandas as pd
 from scipy.stats import kendalltau, rankdata
 from shown import ROOT, render
 
-import flbench as fl
 from flbench.analysis import statistics
 from flbench.cli.words import layers
 from flbench.comparison.archive import KNOWN
@@ -71,8 +66,8 @@ RANKED_FROM: Final = 8
 """Rows of other methods from which a column has a rank correlation with the published numbers."""
 
 
-def commands(data: Path, out: Path) -> dict[str, list[tuple[PaperRequest, Path]]]:
-    """Return what the commands of `papers.sh` ask for, with their folders, by NAME."""
+def commands(data: Path, out: Path) -> dict[str, list[PaperRequest]]:
+    """Return what the commands of `papers.sh` ask for, by NAME."""
     parser = argparse.ArgumentParser()
     for option in ("--table", "--algo"):
         parser.add_argument(option, action="append", default=[])
@@ -81,7 +76,7 @@ def commands(data: Path, out: Path) -> dict[str, list[tuple[PaperRequest, Path]]
     parser.add_argument("words", nargs="*")
     words = ["bash", str(COMMANDS), "--print", str(data), str(out)]
     printed = subprocess.run(words, check=True, capture_output=True, encoding="utf-8").stdout
-    found: dict[str, list[tuple[PaperRequest, Path]]] = {}
+    found: dict[str, list[PaperRequest]] = {}
     for line in printed.splitlines():
         name, _, _, *arguments = shlex.split(line)
         given = parser.parse_intermixed_args(arguments)
@@ -89,7 +84,7 @@ def commands(data: Path, out: Path) -> dict[str, list[tuple[PaperRequest, Path]]
         tables, algos = ([*filter(None, ",".join(x).split(","))] for x in (given.table, given.algo))
         layer = merge(layers(keys, {}))
         request = PaperRequest(paper, tables, given.dataset, algos, layer)
-        found.setdefault(name, []).append((request, Path(given.out)))
+        found.setdefault(name, []).append(request)
     return found
 
 
@@ -113,7 +108,7 @@ def reports(archive: Path, folder: Path) -> list[PaperReport]:
             if not is_finished(marker.parent / "cells" / cell.name):
                 raise UserError(f"{archive} does not have the run `{cell.name}`.")
     made: dict[frozenset[Path], PaperReport] = {}
-    for request, _ in asked:
+    for request in asked:
         for place in request.places:
             is_there = measure.comparison_of(place, folder) is not None
             if not is_there and as_data([place.base]).data.name not in ABSENT:
@@ -131,18 +126,6 @@ def reports(archive: Path, folder: Path) -> list[PaperReport]:
 def runs_of(one: PaperReport) -> frozenset[Path]:
     """Return the folders of the runs that a report has numbers of."""
     return frozenset(run for line in one.lines for run in line.runs.values())
-
-
-def pack(out: Path) -> None:
-    """Write the archives of the comparisons that `papers.sh` has trained in a folder."""
-    for name, asked in commands(out, out).items():
-        found: dict[Path, None] = {}
-        for request, place in asked:
-            runs = runs_of(report.make(request, place / request.paper, exact=False))
-            found |= dict.fromkeys(sorted(run.parents[1] for run in runs))
-        if found:
-            fl.pack([*found], PAPERS / f"{name}{SUFFIX}")
-            print(f"{name}{SUFFIX}: {len(found)} comparisons", file=sys.stderr)
 
 
 def names() -> list[str]:
@@ -353,9 +336,3 @@ def claims(made: Sequence[PaperReport], *, decided_only: bool) -> list[tuple[str
         decided = [line for is_decided, line in some if is_decided]
         chosen += decided or ([] if decided_only else [some[0][1]])
     return chosen
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pack", type=Path, metavar="OUT_DIR", required=True)
-    pack(parser.parse_args().pack)
