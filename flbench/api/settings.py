@@ -10,6 +10,8 @@ from inspect import Parameter, cleandoc, signature
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, TypeVar, Unpack, get_args
 
+from flbench.core.errors import ConfigError, did_you_mean
+
 if TYPE_CHECKING:
     from flbench.api.runs import Run
     from flbench.callbacks import Callback
@@ -117,6 +119,8 @@ DEFAULTS: Final = {
     "checkpoint": "best",
 }
 """Values of settings that are not given; None for the others."""
+SECTIONS: Final = ("model", "algorithm")
+"""Sections of the configuration that not each verb has as an argument."""
 DECLARED: Final = Reading, Training, Settings, Listening
 """What describes the settings of several classes."""
 
@@ -191,10 +195,17 @@ def verb(function: Verb) -> Verb:
 
 
 def given(name: str, /, **values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of a call of a verb by name, with all defaults, and further keys."""
+    """Return the arguments of a call of a verb by name, with all defaults, and further keys.
+
+    Raises:
+        ConfigError: A key is neither dotted nor a section, and looks like an argument.
+    """
     parameters = signature(VERBS[name]).parameters.values()
     known = {one.name: one.default for one in parameters if one.kind is not Parameter.VAR_KEYWORD}
     keys = {key: value for key, value in values.items() if key not in known}
+    for key in (key for key in keys if "." not in key and key not in SECTIONS):
+        if hint := did_you_mean(key, known):
+            raise ConfigError(f"`{key}` is not an argument of fl.{name}.{hint}")
     return known | {key: value for key, value in values.items() if key in known}, keys
 
 

@@ -141,7 +141,7 @@ def test_study_without_trials(tmp_path):
         ("fedagv", {}, "there is no method `fedagv`. Did you mean `fedavg`?"),
         ([], {}, "name the methods"),
         ("fedavg,fedavg", {}, "`fedavg` is named twice"),
-        ("fedavg", {"sead": 3}, "`sead` is not a key of the configuration (argument of"),
+        ("fedavg", {"sead": 3}, "Did you mean `seed`?"),
         ("fedavg", {"search": "best"}, "`search` must be one of random, grid, optuna"),
         ("fedavg", {"algorithm": "fedprox"}, "`algorithm.name`"),
         (["fedavg", "fedprox"], {"algorithm": {"mo": 1}}, "`algorithm.mo` is not a key"),

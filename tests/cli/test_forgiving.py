@@ -88,10 +88,11 @@ def test_help_fills_the_lines_of_each_paragraph(flbench, monkeypatch):
     ids=" ".join,
 )
 def test_a_run_has_one_method_and_several_words_or_options_are_a_comparison(flbench, arguments):
-    code, out, error = flbench("run", *arguments, "algorithm.mu=0.5")
+    code, out, error = flbench("run", *arguments, "model.hidden=[2, 3]", "--rounds", "2")
 
+    typed = "fedprox fedavg 'model.hidden=[2, 3]' --rounds 2"
     assert (code, out) == (2, "")
-    assert "flbench compare fedprox fedavg --seeds 1" in error
+    assert f"flbench compare {typed} --seeds 1" in error
 
 
 @pytest.mark.parametrize("arguments", [("fedprox",), ("--algo", "fedprox")], ids=" ".join)

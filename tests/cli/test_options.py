@@ -99,7 +99,7 @@ def test_an_empty_path_is_not_the_current_folder(capsys: pytest.CaptureFixture[s
     assert "an argument is empty" in capsys.readouterr().err
 
 
-def test_a_misspelt_argument_of_a_verb_is_refused_by_its_name() -> None:
-    for verb, wrong in ((fl.tune, "trails"), (fl.compare, "jbos")):
-        with pytest.raises(ConfigError, match=f"`{wrong}` is not a key"):
+def test_a_misspelt_argument_of_a_verb_is_refused_with_the_right_name() -> None:
+    for verb, wrong, right in ((fl.tune, "trails", "trials"), (fl.compare, "jbos", "jobs")):
+        with pytest.raises(ConfigError, match=f"`{wrong}` .*Did you mean `{right}`"):
             verb("fedavg", **{wrong: 1})
