@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         Partition,
         Pathological,
         Quantity,
-        Scheme,
         Shards,
         Similarity,
         partition,
@@ -65,8 +64,8 @@ _PLACES: Final = {
     "flbench.api.loading": ("load", "runs"),
     "flbench.api.methods": ("Method", "method", "methods"),
     "flbench.api.partitions": (
-        *("Dirichlet", "FromFile", "Grouped", "IID", "Natural"),
-        *("Partition", "Pathological", "Quantity", "Scheme", "Shards", "Similarity", "partition"),
+        *("Dirichlet", "FromFile", "Grouped", "IID", "Natural", "Partition", "Pathological"),
+        *("Quantity", "Shards", "Similarity", "partition"),
     ),
     "flbench.api.reporting": ("Comparison", "pack"),
     "flbench.api.resuming": ("resume",),
@@ -85,7 +84,7 @@ __all__ = [
     "IID", "Callback", "Comparison", "ComparisonSettings", "ConfigError", "Data",
     "DataError", "Dirichlet", "EarlyStopping", "FromFile", "Grouped",
     "Method", "Natural", "Partition", "Pathological", "Quantity", "Run", "RunError",
-    "RunSettings", "Scheme", "Settings", "Shards", "Similarity", "Study", "UserError",
+    "RunSettings", "Settings", "Shards", "Similarity", "Study", "UserError",
     "__version__", "ablate", "compare", "federate", "load", "method", "methods", "pack",
     "partition", "report", "resume", "run", "runs", "tune", "tuning",
 ]  # fmt: skip

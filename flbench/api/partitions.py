@@ -1,6 +1,6 @@
 """Partitions: the schemes as functions, and a partition to look at before a run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -40,33 +40,28 @@ SCHEMES: Final[dict[str, Callable[..., dict[str, Any]]]] = {}
 
 
 def _scheme(title: str, name: str) -> Callable[..., dict[str, Any]]:
-    """Return the function that makes the section `partition` of a scheme of its keys."""
+    """Return the function that makes the section `partition` of a scheme of its keys.
+
+    Values are checked when a run or a partition is made. A key that the scheme does not have, which
+    a configuration would ignore, is a ConfigError.
+    """
     own = [key for key, schemes in SCHEME_KEYS.items() if name in schemes and key not in COMMON]
+    known = [*own, *COMMON]
 
     def section(**keys: Any) -> dict[str, Any]:
-        return _section(title, name, own, keys)
+        if wrong := [key for key in keys if key not in known]:
+            hint = did_you_mean(wrong[0], known) or f" Keys there: {', '.join(known)}."
+            raise ConfigError(f"`{wrong[0]}` is not a key of fl.{title}.{hint}")
+        return {"scheme": name} | {key: one for key, one in keys.items() if one is not None}
 
-    known = PartitionConfig.model_fields
-    about = [f"    {key}: {known[key].description}." for key in (*own, *COMMON)]
+    fields = PartitionConfig.model_fields
+    about = [f"    {key}: {fields[key].description}." for key in known]
     section.__name__ = section.__qualname__ = title
     section.__doc__ = "\n".join([f"Section `partition` of the scheme `{name}`.\n", "Args:", *about])
-    keys = [Parameter(key, Parameter.KEYWORD_ONLY, default=None) for key in (*own, *COMMON)]
-    vars(section)["__signature__"] = Signature(keys)
+    parameters = [Parameter(key, Parameter.KEYWORD_ONLY, default=None) for key in known]
+    vars(section)["__signature__"] = Signature(parameters)
     SCHEMES[name] = section
     return section
-
-
-def _section(title: str, scheme: Any, own: Sequence[str], keys: Keys) -> dict[str, Any]:
-    """Return the section of a scheme; values are checked when a run or a partition is made.
-
-    Raises:
-        ConfigError: The scheme does not have a key, which a configuration would ignore.
-    """
-    known = [*own, *COMMON]
-    if wrong := [key for key in keys if key not in known]:
-        hint = did_you_mean(wrong[0], known) or f" Keys there: {', '.join(known)}."
-        raise ConfigError(f"`{wrong[0]}` is not a key of fl.{title}.{hint}")
-    return {"scheme": scheme} | {key: value for key, value in keys.items() if value is not None}
 
 
 IID = _scheme("IID", "iid")
@@ -91,29 +86,6 @@ Natural = _scheme("Natural", "natural")
 FromFile = _scheme("FromFile", "file")
 """A saved partition: `path`, the file NAME.npz, with NAME.json beside it
 (`partition.scheme=file`)."""
-
-
-def Scheme(function: Callable[..., Any] | str, **keys: Any) -> dict[str, Any]:  # noqa: N802
-    """Section `partition` of a function of your own that distributes samples.
-
-    It is called as `function(y, clients, rng, **args)` with the labels [n] of the samples to
-    distribute (int64), the number of clients N and a `numpy.random.Generator` that is seeded by
-    the seed of the partition. It returns N sequences of positions in [0, n): those of each client.
-    No position may be at two clients. A client with fewer than `min_samples` is refused: samples
-    are not moved.
-
-    Args:
-        function: The function, or its import path `package.module:name`.
-        keys: `args`, the keyword arguments of the function (numbers, booleans, texts, and lists of
-            them), and the keys that all schemes have, such as `clients`.
-
-    >>> def in_turn(y, clients, rng):
-    ...     return [np.arange(k, len(y), clients) for k in range(clients)]
-    >>> made = partition("digits", Scheme(in_turn, clients=4, split=(0.8, 0.0, 0.2)))
-    >>> made.sizes["train"].tolist()
-    [300, 300, 300, 300]
-    """
-    return _section("Scheme", function, ["args"], keys)
 
 
 class Partition:

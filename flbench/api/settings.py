@@ -49,8 +49,12 @@ class Training(Reading, total=False):
 
     Attributes:
         partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1, clients=20)`,
-            or a scheme of your own: a function (see `fl.Scheme`), or the positions of each
-            client's samples.
+            or a scheme of your own: the positions of each client's samples, or a function, alone or
+            as `scheme` of a dict with `args` and the keys that all schemes have. It is called as
+            `function(y, clients, rng, **args)` with the labels [n] of the samples to distribute
+            (int64), the number of clients N and a `numpy.random.Generator` that is seeded by the
+            seed of the partition, and returns N sequences of positions in [0, n), none at two
+            clients. A client with fewer than `min_samples` is refused.
         train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
         engine: Section `engine`.
         evaluation: Section `evaluation`. Values of `metrics` may be functions of a confusion

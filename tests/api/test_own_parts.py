@@ -55,7 +55,7 @@ def trained(out, parts, size=0.5, **keys):
     scheme = parts["partition"]
     scheme = scheme["scheme"] if isinstance(scheme, dict) else scheme
     keys |= parts | {"train": {"rounds": 2, "local_epochs": 1, "terms": terms}}
-    keys["partition"] = fl.Scheme(scheme, clients=3, samples=90, min_samples=5)
+    keys["partition"] = {"scheme": scheme, "clients": 3, "samples": 90, "min_samples": 5}
     output = {"dir": out, "checkpoint_every": 1}
     return fl.run("fedper", engine={"threads": 1}, output=output, progress=False, **keys)
 

@@ -14,7 +14,7 @@ SMALL = {"clients": 3, "samples": 90, "min_samples": 5}
 
 
 def dealt(scheme, **keys):
-    return fl.partition("digits", fl.Scheme(scheme, **{**SMALL, **keys}))
+    return fl.partition("digits", {"scheme": scheme, **SMALL, **keys})
 
 
 def test_function_path_and_object_give_the_same_partition():

@@ -347,7 +347,9 @@ def test_scheme_of_ones_own_gets_the_targets(tmp_path):
     def by_size(y, clients, rng):
         return np.array_split(np.argsort(y[:, 0]), clients)
 
-    run = federated(tmp_path, partition=fl.Scheme(by_size, clients=4), train={**TRAIN, "rounds": 1})
+    run = federated(
+        tmp_path, partition={"scheme": by_size, "clients": 4}, train={**TRAIN, "rounds": 1}
+    )
     with np.load(run.path / "partition.npz") as saved:
         first, last = (Y[saved["index"][saved["client"] == k], 0] for k in (0, 3))
     assert first.max() < last.min()

@@ -86,14 +86,14 @@ def test_schemes_of_the_user_transform_samples(tmp_path):
     run = fl.run(
         "fedavg",
         data=(data.x, data.y),
-        partition=fl.Scheme(brighter, clients=4),
+        partition={"scheme": brighter, "clients": 4},
         train={"rounds": 1},
         output={"dir": tmp_path},
         progress=False,
     )
     assert run.partition.hash == run.summary["partition_hash"]
     path = tmp_path / "made.npz"
-    fl.partition((data.x, data.y), fl.Scheme(brighter, clients=4), out=path)
+    fl.partition((data.x, data.y), {"scheme": brighter, "clients": 4}, out=path)
     with pytest.raises(fl.DataError, match="transforms samples"):
         fl.partition((data.x, data.y), fl.FromFile(path=path))
 
