@@ -181,15 +181,13 @@ def model(
     path: Annotated[Path, words("RUN_DIR", "Folder of a run.")],
     *,
     client: Annotated[str | None, "NAME"] = None,
-    is_global: bool = False,
     run_code: RunCode = False,
     as_json: Json = False,
 ) -> None:
     """Declare how a command takes a model of a run.
 
     Options:
-        client: Name of a natural client, or id of the client.
-        is_global: The global model, if there is one.
+        client: Name of a natural client, or id of the client (default: the global model).
     """
 
 
@@ -252,7 +250,7 @@ def algos(
     """List the methods, or describe one: paper, hyper-parameters, communication, client state."""
 
 
-@command(aliases=("dataset", "partition", "clients", "alpha", "seed"))
+@command(aliases=("partition", "clients", "alpha", "seed"))
 def data(
     words: Annotated[
         list[str] | None,

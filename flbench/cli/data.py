@@ -7,7 +7,6 @@ from flbench.api import partitions
 from flbench.cli import console, tables
 from flbench.cli.words import layers, one_name
 from flbench.config.resolve import resolve
-from flbench.core.errors import UserError
 from flbench.data import catalogue
 
 
@@ -22,14 +21,9 @@ def data(
 ) -> None:
     """List the data sets, or show the partition of one."""
     name, overrides = one_name(words or [], "data set")
-    short_forms = dict(aliases)
-    option = short_forms.pop("dataset", None)
-    if None not in (name, option) and name != option:
-        raise UserError(f"`{name}` and --dataset {option} name different data sets. Name one.")
-    name = name or option
-    wants_partition = bool(overrides or short_forms or config or out or picture)
-    short_forms |= {} if name is None else {"dataset": name}
-    resolved = resolve(layers(overrides, short_forms, config))[0]
+    wants_partition = bool(overrides or aliases or config or out or picture)
+    named = {} if name is None else {"dataset": name}
+    resolved = resolve(layers(overrides, {**aliases, **named}, config))[0]
     if name is None and not wants_partition:
         entries = catalogue.data_sets(resolved.data)
         if as_json:

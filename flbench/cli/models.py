@@ -9,7 +9,6 @@ import torch
 from flbench.cli import console, tables
 from flbench.core import files
 from flbench.core.documents import read_json
-from flbench.core.errors import UserError
 from flbench.core.text import csv_text
 from flbench.data import unlabelled
 from flbench.deploy import formats, loading
@@ -21,14 +20,13 @@ def export(
     path: Path,
     *,
     client: str | None,
-    is_global: bool,
     out: Path,
     as_json: bool,
     asked: Mapping[str, Any],
 ) -> None:
     """Write a model of a run to a file, and print where it is and how to load it."""
     name = formats.choose(out)
-    loaded = _load(path, client, asked, is_global=is_global)
+    loaded = _load(path, client, asked)
     file, card_file = formats.write(loaded, out, overwrite=asked["overwrite"])
     if as_json:
         console.json({"file": str(file), "card": str(card_file), **read_json(card_file)})
@@ -43,14 +41,13 @@ def predict(
     inputs: Sequence[Path],
     *,
     client: str | None,
-    is_global: bool,
     out: Path | None,
     as_json: bool,
     asked: Mapping[str, Any],
 ) -> None:
     """Predict the classes of samples in files with a model of a run, and print them."""
     reading.read(path).check_classes()
-    loaded = _load(path, client, asked, is_global=is_global)
+    loaded = _load(path, client, asked)
     rows: list[dict[str, Any]] = []
     for given in inputs:
         for samples in unlabelled.read(given, loaded.layout):
@@ -90,16 +87,8 @@ def _note_unknown_words(model: TrainedModel, samples: unlabelled.Unlabelled) -> 
         )
 
 
-def _load(
-    path: Path, client: str | None, asked: Mapping[str, Any], *, is_global: bool
-) -> TrainedModel:
+def _load(path: Path, client: str | None, asked: Mapping[str, Any]) -> TrainedModel:
     """Return the model that the options name, and print notes about it."""
-    if is_global == (client is not None):
-        what = "both" if is_global else "neither"
-        raise UserError(
-            f"{what} of --client and --global are given. Choose the model of one client, --client"
-            " ID, or the global model, --global."
-        )
     loaded = loading.load(
         path, client, asked["deployment"], asked["checkpoint"], _note, asked["normalize_by"]
     )

@@ -87,8 +87,7 @@ def of_verbs(declared: Sequence[Any], own: Sequence[str]) -> dict[str, Parameter
 def of_function(function: Callable[..., None]) -> list[Parameter]:
     """Return the parameters of a command; those that its docstring describes become options.
 
-    `as_json` is `--json`, and `is_global` is `--global`. The second argument of `Annotated` stands
-    for the value in the help text.
+    `as_json` is `--json`. The second argument of `Annotated` stands for the value in the help text.
     """
     about = descriptions(cleandoc(function.__doc__ or ""), "Options")
     found = []
@@ -97,7 +96,7 @@ def of_function(function: Callable[..., None]) -> list[Parameter]:
             kind, metavar = one.annotation, None
             if get_origin(kind) is Annotated:
                 kind, metavar = get_args(kind)
-            name = _hyphened(re.sub("^(as|is)_", "", one.name))
+            name = _hyphened(one.name.removeprefix("as_"))
             made = option(f"--{name}", metavar, " ".join(about[one.name].split()))
             one = one.replace(annotation=Annotated[kind, made])
         found.append(one)

@@ -140,7 +140,7 @@ def test_files_with_and_without_dropped_columns_have_the_same_predictions(
     # A clinic that did not take part normalizes by its own samples, and has a word of its own.
     with (tmp_path / "new.csv").open("w", newline="", encoding="utf-8") as new:
         csv.writer(new).writerows([line[1:4] for line in lines[:3]] + [["1", "cehst", "2"]])
-    words = ["predict", str(run), "--global", str(tmp_path / "new.csv"), "--json"]
+    words = ["predict", str(run), str(tmp_path / "new.csv"), "--json"]
     assert app.main(words) == 2
     assert "`normalize_by`" in capsys.readouterr().err
     assert app.main([*words, "--normalize-by", str(tmp_path / "new.csv")]) == 0

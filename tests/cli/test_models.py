@@ -36,8 +36,6 @@ def test_export_prints_how_to_load_the_file(flbench, tmp_path, finished_run):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "neither of --client and --global"),
-        (("--client", "1", "--global"), "both of --client and --global"),
         (("--client", "5"), "no client `5`. Its clients are 0 to 4"),
         (("--client", "north"), "no client `north`"),
         (("--client", "1", "--checkpoint", "bset"), "Did you mean `best`"),

@@ -52,7 +52,6 @@ WRONG = {
     "tune local --resume x --rounds 3": "--resume",
     "algos hfdc": "Did you mean `hfcd`",
     "data digits mnist": "one data set",
-    "data mnist --dataset digits": "different data sets",
     "data digits partition.clients=9999": "Lower one of the two",
     "data digits --out x.txt": "ends with .npz",
     "data digits --out no/such/folder/x.npz": "no/such/folder: this folder does not",
