@@ -7,6 +7,7 @@ from torch import Tensor
 from flbench.config.schema import HUGGING_FACE, DataConfig
 from flbench.data import known_sets, sources
 from flbench.data.federation import Federation
+from flbench.data.partition_files import described
 
 Entry = dict[str, Any]
 """Description of a data set or partition, as values of JSON."""
@@ -88,16 +89,7 @@ def partition(federation: Federation) -> Entry:
         `notes`, sentences for the user.
     """
     return {
-        "dataset": federation.dataset.name,
-        "hash": federation.partition.hash(),
-        "clients": federation.clients,
-        "client_names": list(federation.partition.names),
-        **({"shifts": list(federation.partition.shifts)} if federation.partition.shifts else {}),
-        "classes": list(federation.dataset.classes),
-        "samples": {
-            part: [len(rows) for rows in federation.partition.parts[part]]
-            for part in ("train", "validation", "test")
-        },
+        **described(federation.partition, federation.dataset),
         "common_test": len(federation.common),
         "train_counts": federation.counts.tolist(),
         "normalization": {

@@ -25,7 +25,8 @@ def encode(
     entry per sample, and `train_counts` [N, C].
     """
     index = np.concatenate([indices for part in PARTS for indices in partition.parts[part]])
-    sizes = {name: [len(indices) for indices in partition.parts[name]] for name in PARTS}
+    about = described(partition, dataset)
+    sizes = about["samples"]
     clients = np.arange(partition.clients, dtype=np.int32)
     client = np.concatenate([np.repeat(clients, sizes[name]) for name in PARTS])
     part = np.repeat(np.arange(len(PARTS), dtype=np.uint8), [sum(sizes[name]) for name in PARTS])
@@ -38,21 +39,28 @@ def encode(
     np.savez_compressed(packed, index=index, client=client, part=part, train_counts=table)
     description: dict[str, Any] = {
         "format": 1,
-        "hash": partition.hash(),
+        **about,
         "labels": partition.labels,
-        "dataset": dataset.name,
         "data": data_hash(dataset),
-        "classes": list(dataset.classes),
-        "clients": partition.clients,
-        "samples": sizes,
-        "client_names": list(partition.names),
-        **({"shifts": list(partition.shifts)} if partition.shifts else {}),
         **({"transformed": partition.transformed} if partition.transformed else {}),
         **({"group": dataset.blocks_of} if dataset.blocks is not None else {}),
         "config": config.model_dump(mode="json"),
         "notes": list(partition.notes),
     }
     return packed.getvalue(), (json.dumps(description, indent=1) + "\n").encode()
+
+
+def described(partition: ClientParts, dataset: Dataset) -> dict[str, Any]:
+    """Return what a partition is: `dataset`, `hash`, numbers of clients and samples, and names."""
+    return {
+        "dataset": dataset.name,
+        "hash": partition.hash(),
+        "clients": partition.clients,
+        "client_names": list(partition.names),
+        **({"shifts": list(partition.shifts)} if partition.shifts else {}),
+        "classes": list(dataset.classes),
+        "samples": {part: [len(rows) for rows in partition.parts[part]] for part in PARTS},
+    }
 
 
 def data_hash(dataset: Dataset) -> str:

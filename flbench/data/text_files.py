@@ -115,18 +115,14 @@ def numbers_of(text: str, characters: Sequence[str], where: str) -> NDArray[Any]
     Raises:
         DataError: A character is not in the vocabulary.
     """
-    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    known = np.array([ord(one) for one in characters], dtype=np.uint32)
-    order = np.argsort(known)
-    places = np.searchsorted(known[order], codes).clip(max=len(known) - 1)
-    wrong = np.flatnonzero(known[order][places] != codes)
-    if len(wrong):
-        line = text.count("\n", 0, int(wrong[0])) + 1
+    position = {character: k for k, character in enumerate(characters)}
+    if unknown := sorted({*text} - position.keys()):
         raise DataError(
-            f"{where}, line {line}: the character {text[wrong[0]]!a} (position {wrong[0]} of"
-            f" the text) is not one of the {len(known)} of the vocabulary. Replace it."
+            f"{where}: the character {unknown[0]!a} is not one of the {len(position)} of the"
+            " vocabulary. Replace it."
         )
-    return np.asarray(order[places], dtype=np.uint8 if len(known) <= 256 else np.int32)
+    kind = np.uint8 if len(position) <= 256 else np.int32
+    return np.fromiter(map(position.__getitem__, text), dtype=kind, count=len(text))
 
 
 def character_name(character: str) -> str:

@@ -123,7 +123,9 @@ def as_stored(x: Any, layout: Layout, where: str) -> NDArray[Any]:
         is_like &= known[0] <= low and high <= known[1]
     elif known is not None:
         is_like &= not pixels.has_other_units((low, high), known)
-    if not is_like or np.isinf(found).any():
+    if (wrong := np.argwhere(np.isinf(found))).size:
+        raise DataError(f"{where}: sample {wrong[0, 0]} (counted from 0) has an infinite value.")
+    if not is_like:
         units = "" if known is None else f" with values in [{known[0]:g}, {known[1]:g}]"
         stored = "uint8" if layout.is_pixels else "tokens" if kind == "tokens" else "floating point"
         raise DataError(

@@ -110,7 +110,7 @@ def test_files_are_predicted_and_wrong_samples_refused(finished, tmp_path, capsy
         with pytest.raises(UserError, match=r"shape \[6\].*\[5\]"):
             model.predict([[3] * 6])
     else:
-        with pytest.raises(UserError, match=r"shape \[2, 8\].*\[2, 12\]"):
+        with pytest.raises(UserError, match=r"shape \[8, 2\].*\[2, 12\]"):
             model.predict(wrong[:, :, :8])
 
 

@@ -237,8 +237,8 @@ def test_global_model_has_the_normalization_of_the_client_that_is_chosen(tmp_pat
         (0, x, "`normalize_by`"),
         (None, x[:0], "`normalize_by` has no samples. Give the samples of the new client"),
         (None, x[:, :2], "`normalize_by`: .*shape"),
-        (None, infinite, "`normalize_by`: .*inf"),
-        (None, x.astype(float) * 1e300, "inf"),
+        (None, infinite, "`normalize_by`: sample 3 .*infinite"),
+        (None, x.astype(float) * 1e300, "sample 0 .*infinite"),
         (None, ["a.csv"], "`normalize_by` .*shape"),
         (None, {}, "object"),
         (None, x.astype(object), "object"),
@@ -246,7 +246,7 @@ def test_global_model_has_the_normalization_of_the_client_that_is_chosen(tmp_pat
     ):
         with pytest.raises(UserError, match=words):
             loading.load(path, client, normalize_by=samples)
-    with pytest.raises(UserError, match="inf"):
+    with pytest.raises(UserError, match=r"sample 3 .*infinite"):
         one.predict(infinite)
 
     (tmp_path / "few.csv").write_text("size,colour,weight\n1,red,2\n2,pink,1\n,blue,\n")

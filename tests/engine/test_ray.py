@@ -2,25 +2,22 @@
 
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
-from flbench.client.program import LocalProgram, Statistic, Transform
+from flbench.client.program import LocalProgram, Transform
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides
 from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
-from flbench.core.types import Dispatch, Samples
-from flbench.engine.worker import Call, Worker
+from flbench.core.types import Dispatch
 from flbench.experiment import lifecycle, rounds
 from flbench.testing.setting import NET
 from tests.algorithms.test_contract import SPANNING
 from tests.engine.playing import played
-from tests.engine.test_vectorized import REDUCE, Count
 from tests.support import SMALL, Silent, build, config_of, run, summary_of_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
@@ -102,30 +99,6 @@ def test_random_layers_draw_the_same_with_any_number_of_workers(engine):
     assert expected == found != another
 
 
-def test_results_come_in_cohort_order_with_failures_and_observations(engine):
-    built = build(*KEYS, "algorithm.name=local")
-    state = built.start()
-    state.clients["head.weight"][3] = torch.nan
-    settings = rounds.settings_of(built.algorithm, state)
-    observe = (Statistic("test", Count(), REDUCE, samples=Samples("test")),)
-    ids = torch.tensor([4, 3, 0, 2])
-
-    found = [
-        rounds.train(built.algorithm, e, state, settings, ids=ids, observe=observe).results
-        for e in (built.engine, engine)
-    ]
-
-    assert found[1].ids.tolist() == [4, 0, 2]
-    assert [(f.client, f.reason) for f in found[0].failures] == [
-        (f.client, f.reason) for f in found[1].failures
-    ]
-    for a, b in ((found[0].kept, found[1].kept), (found[0].observed, found[1].observed)):
-        assert list(a) == list(b)
-        assert all(torch.equal(value, b[key]) for key, value in a.items())
-    assert torch.equal(found[0].losses, found[1].losses)
-    assert min(results.observe_seconds for results in found) > 0
-
-
 def test_killed_worker_is_started_again_and_changes_nothing(engine):
     built = build(*KEYS, "algorithm.name=fedavg")
     expected = played(built, built.engine, 4)
@@ -150,17 +123,6 @@ def test_nothing_writes_to_the_shared_samples(engine):
 
     found, expected = played(plain, engine, 1), played(plain, plain.engine, 1)
     assert digest([found.server, found.clients]) == digest([expected.server, expected.clients])
-
-
-def test_empty_cohort_is_accepted(engine):
-    built = build(*KEYS, "algorithm.name=local")
-    settings = rounds.settings_of(built.algorithm, built.start())
-
-    trained = rounds.train(
-        built.algorithm, engine, built.start(), settings, ids=torch.zeros(0, dtype=torch.int64)
-    )
-
-    assert len(trained.results.ids) == 0
 
 
 def test_more_workers_than_cpus_are_refused(engine):
@@ -255,14 +217,3 @@ class TestWithoutAClusterOfTheTests:
             cluster.shutdown()
 
         assert many["weights_digest"] == one["weights_digest"]
-
-
-def test_an_exception_of_the_users_code_in_a_worker_names_its_line():
-    def fails(*arguments, **named):
-        raise ValueError("a spike of the loss")
-
-    worker = object.__new__(Worker)
-    worker.engine = SimpleNamespace(run=fails)
-    call = Call(LocalProgram(()), lambda ids: {}, lambda ids: Dispatch(), None, ())
-    with pytest.raises(ConfigError, match=r"spike .*test_ray\.py:\d+"):
-        worker.run(call.packed(torch.tensor([0])))
