@@ -112,7 +112,9 @@ class Setting:
         report = fl.report(archive, force=self.is_new)  # which versions is said on the page
         self.board = report.leaderboard.set_index("method")
         self.long = report.long
-        [self.overlap] = report._analysis.comparison.overlaps.values()
+        comparison = report._analysis.comparison
+        [self.overlap], [self.kind] = comparison.overlaps.values(), comparison.kinds.values()
+        [self.population] = {comparison.sampling_at(one).population for one in comparison.places}
         self.scores = report.scores.set_index(["metric", "method"])
         self.has_rare = bool(self.board["rare_recall"].notna().any())
         self.gaps: dict[tuple[str, str], Gap] = {}
@@ -120,7 +122,6 @@ class Setting:
             ends = row.difference, row.low, row.high
             self.gaps[row.first, row.second] = Gap(*ends, row.p)
             self.gaps[row.second, row.first] = Gap(-ends[0], -ends[2], -ends[1], row.p)
-        [self.kind], [self.population] = report.kinds.values(), report.populations.values()
         # The seconds of a curve's last point are those of the whole run.
         seconds = report.curves.groupby(["method", "repetition"])["seconds"].max()
         self.seconds = seconds.groupby("method").median()
