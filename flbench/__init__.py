@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from flbench.api.methods import Method, method, methods
     from flbench.api.partitions import (
         IID,
+        ByTarget,
         Dirichlet,
+        ExtendedDirichlet,
         FromFile,
         Grouped,
         Natural,
@@ -64,8 +66,8 @@ _PLACES: Final = {
     "flbench.api.loading": ("load", "runs"),
     "flbench.api.methods": ("Method", "method", "methods"),
     "flbench.api.partitions": (
-        *("Dirichlet", "FromFile", "Grouped", "IID", "Natural", "Partition", "Pathological"),
-        *("Quantity", "Shards", "Similarity", "partition"),
+        *("ByTarget", "Dirichlet", "ExtendedDirichlet", "FromFile", "Grouped", "IID", "Natural"),
+        *("Partition", "Pathological", "Quantity", "Shards", "Similarity", "partition"),
     ),
     "flbench.api.reporting": ("Comparison", "pack"),
     "flbench.api.resuming": ("resume",),
@@ -81,8 +83,8 @@ _PLACES: Final = {
 _MODULE_OF: Final = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
-    "IID", "Callback", "Comparison", "ComparisonSettings", "ConfigError", "Data",
-    "DataError", "Dirichlet", "EarlyStopping", "FromFile", "Grouped",
+    "IID", "ByTarget", "Callback", "Comparison", "ComparisonSettings", "ConfigError", "Data",
+    "DataError", "Dirichlet", "EarlyStopping", "ExtendedDirichlet", "FromFile", "Grouped",
     "Method", "Natural", "Partition", "Pathological", "Quantity", "Run", "RunError",
     "RunSettings", "Settings", "Shards", "Similarity", "Study", "UserError",
     "__version__", "ablate", "compare", "federate", "load", "method", "methods", "pack",

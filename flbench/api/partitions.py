@@ -78,9 +78,15 @@ Quantity = _scheme("Quantity", "quantity")
 """Clients of different sizes, with samples at random: `alpha` (`partition.scheme=quantity`)."""
 Shards = _scheme("Shards", "shards")
 """`shards` pieces for each client of the samples sorted by class (`partition.scheme=shards`)."""
+ExtendedDirichlet = _scheme("ExtendedDirichlet", "extended_dirichlet")
+"""A few classes for each client, in shares drawn from a Dirichlet distribution:
+`classes_per_client` and `alpha` (`partition.scheme=extended_dirichlet`)."""
 Similarity = _scheme("Similarity", "similarity")
 """A share `similarity` of a client's samples at random, the others sorted by class
 (`partition.scheme=similarity`)."""
+ByTarget = _scheme("ByTarget", "target")
+"""`bins` intervals of a target that is a number, in Dirichlet shares with `alpha`
+(`partition.scheme=target`)."""
 Natural = _scheme("Natural", "natural")
 """The clients that the data set itself has (`partition.scheme=natural`)."""
 FromFile = _scheme("FromFile", "file")

@@ -332,19 +332,23 @@ SchemeName = Literal[
     "grouped",
     "quantity",
     "shards",
+    "extended_dirichlet",
     "similarity",
+    "target",
     "natural",
     "file",
 ]
 DEALT: Final = (
-    *("iid", "dirichlet", "pathological", "grouped", "quantity", "shards", "similarity"),
+    *("iid", "dirichlet", "pathological", "grouped", "quantity", "shards", "extended_dirichlet"),
+    *("similarity", "target"),
 )
 SCHEME_KEYS: Final = {
-    "alpha": ("dirichlet", "quantity"),
+    "alpha": ("dirichlet", "quantity", "extended_dirichlet", "target"),
     "balanced": ("dirichlet",),
-    "classes_per_client": ("pathological",),
+    "classes_per_client": ("pathological", "extended_dirichlet"),
     "shards": ("shards",),
     "similarity": ("similarity",),
+    "bins": ("target",),
     "main_classes": ("grouped",),
     "main_share": ("grouped",),
     "samples_per_client": ("grouped",),
@@ -373,13 +377,14 @@ class PartitionConfig(Strict):
     alpha: float = Field(
         0.1,
         gt=0,
-        description="dirichlet, quantity: concentration; a smaller one gives more skew",
+        description="dirichlet, quantity, extended_dirichlet, target: concentration; a smaller one"
+        " gives more skew",
     )
     balanced: bool = Field(
         False, description="dirichlet: give all clients the same number of samples"
     )
     classes_per_client: int = Field(
-        2, ge=1, description="pathological: number of classes of each client"
+        2, ge=1, description="pathological, extended_dirichlet: number of classes of each client"
     )
     shards: int = Field(
         2,
@@ -392,6 +397,12 @@ class PartitionConfig(Strict):
         le=1,
         description="similarity: share of a client's samples that are drawn at random; the others"
         " are a piece of the samples sorted by class",
+    )
+    bins: int = Field(
+        10,
+        ge=2,
+        description="target: number of intervals of the target, with equally many samples, whose"
+        " shares differ between clients",
     )
     main_classes: tuple[int, ...] = Field(
         (2, 3, 5), description="grouped: number of main classes of each group, in class order"
@@ -481,14 +492,20 @@ class ShiftConfig(Strict):
     groups: int | None = Field(
         None,
         ge=1,
-        description="number of groups G (default: as many as `rotation` has values; without it,"
-        " each client is a group of its own)",
+        description="number of groups G (default: as many as the longest list has values; without"
+        " a list, each client is a group of its own)",
     )
     rotation: tuple[float, ...] | None = Field(
         None,
         min_length=1,
         description="images: angle of each group, counter-clockwise, such as [0, 90, 180, 270]",
         json_schema_extra={"unit": "degrees"},
+    )
+    noise: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
+        None,
+        min_length=1,
+        description="images: standard deviation of Gaussian noise, as a share of the range of"
+        " pixels; it is drawn once for each sample",
     )
     labels: bool = Field(
         False, description="concept shift: permute the classes of labels; group 0 keeps its labels"
@@ -497,7 +514,7 @@ class ShiftConfig(Strict):
     @property
     def is_on(self) -> bool:
         """Whether anything is shifted."""
-        return self.rotation is not None or self.labels
+        return bool(self.rotation or self.noise or self.labels)
 
 
 class LoraConfig(Strict):

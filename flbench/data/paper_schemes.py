@@ -1,8 +1,9 @@
 """The schemes of papers beyond those of `flbench.data.schemes`, and natural clients."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flbench.config.schema import PartitionConfig
 from flbench.core.errors import ConfigError
@@ -60,6 +61,28 @@ def _holders(
     return holders
 
 
+def extended_dirichlet(
+    y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Give every client `classes_per_client` classes, and shares of them drawn from Dirichlet.
+
+    The classes are given as in `pathological`. The clients of a class divide it by shares drawn
+    from Dirichlet(alpha).
+
+    Source: Li and Lyu, NeurIPS 2023 (Convergence Analysis of Sequential Federated Learning on
+    Heterogeneous Data), whose clients draw their classes at random.
+    """
+    members = by_class(y)
+    holders = _holders(len(members), config, classes, clients, rng)
+    drawn, owners = [], []
+    for positions, held_by in zip(members, holders, strict=True):
+        if held_by:
+            counts = largest_remainder(dirichlet(config.alpha, len(held_by), rng), len(positions))
+            drawn.append(rng.permutation(positions))
+            owners.append(np.repeat(np.array(held_by), counts))
+    return by_client(np.concatenate(drawn), np.concatenate(owners), clients)
+
+
 def shards(
     y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
 ) -> list[Indices]:
@@ -104,6 +127,20 @@ def _sorted_by_class(y: Indices, rng: np.random.Generator) -> Indices:
     """Return all positions sorted by class, in random order within a class."""
     members = [rng.permutation(positions) for positions in by_class(y)]
     return np.concatenate(members) if members else np.zeros(0, dtype=np.int64)
+
+
+def intervals(targets: NDArray[Any], bins: int) -> Indices:
+    """Return the interval [n] in [0, bins) of each target, with equally many samples in each.
+
+    Args:
+        targets: Targets [n]. Equal targets are in one interval.
+        bins: Number of intervals.
+
+    >>> intervals(np.array([0.5, -1.0, 3.0, 2.0]), 2)
+    array([0, 0, 1, 1])
+    """
+    edges = np.quantile(targets, np.arange(1, bins) / bins)
+    return np.searchsorted(edges, targets, side="left").astype(np.int64)
 
 
 def grouped(
@@ -234,5 +271,6 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "grouped": grouped,
     "quantity": quantity,
     "shards": shards,
+    "extended_dirichlet": extended_dirichlet,
     "similarity": similarity,
 }

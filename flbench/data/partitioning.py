@@ -20,7 +20,7 @@ from flbench.data.partition import ClientParts, Transform, label_hash, split_cli
 from flbench.data.schemes import Indices, Scheme, dirichlet_by_class, iid
 
 DEFAULT_CLIENTS: Final = 20
-OF_ALL_TARGETS: Final = ("iid", "quantity")
+OF_ALL_TARGETS: Final = ("iid", "quantity", "target")
 """Schemes that need no classes."""
 TRIES: Final = 100  # draws of a scheme before samples are moved to clients with too few
 MOST_SHARES: Final = 10**8  # clients times classes times draws, so that all draws take seconds
@@ -172,6 +172,15 @@ def _distribute(
             " one-hot classes, give y.argmax(1)."
         )
     y, classes = dataset.y[pool], len(dataset.classes)
+    if config.scheme == "target":
+        if dataset.targets is None or dataset.targets.size != len(dataset.targets):
+            raise ConfigError(
+                "`partition.scheme=target` distributes samples by a target that is one number, and"
+                f" `{dataset.name}` has others. Take dirichlet for classes, or iid."
+            )
+        from flbench.data.paper_schemes import intervals
+
+        y, classes = intervals(dataset.targets.reshape(-1), config.bins)[pool], config.bins
     clients = _clients(dataset, pool, config)
     best: list[Indices] = []
     tries = max(1, min(TRIES, MOST_SHARES // (clients * len(np.unique(y)))))
@@ -193,8 +202,8 @@ def _distribute(
 
 
 def _scheme(name: str) -> Scheme:
-    """Return the function of a scheme."""
-    if name == "dirichlet":
+    """Return the function of a scheme; `target` gets intervals in the place of classes."""
+    if name in ("dirichlet", "target"):
         return dirichlet_by_class
     from flbench.data.paper_schemes import SCHEMES
 

@@ -1,4 +1,4 @@
-"""Shifts between clients: rotated images (feature shift) and permuted labels (concept shift).
+"""Shifts between clients: rotated or noisy images, and permuted labels (concept shift).
 
 Client k is in group k mod G. All samples of a client, those of its train, validation and test part,
 are shifted in the same way. Samples that no client has, such as the common test set, stay as they
@@ -22,6 +22,7 @@ from flbench.data.dataset import Dataset
 from flbench.data.partition import ClientParts
 
 LABELS: Final = 2  # streams of the purpose `shift`
+NOISE: Final = 3
 SCHEME: Final = 4
 SHOWN_CLASSES: Final = 10  # classes whose permutation is written out
 PIECE: Final = 4096  # images that are turned at once
@@ -36,43 +37,50 @@ def apply(
         ConfigError: The data are no images, or have no classes to permute, or the section does not
             fit the number of clients.
     """
-    angles, clients, x = config.rotation or (), partition.clients, dataset.x
-    for name, what, is_there in (
-        ("rotation", "images", not angles or dataset.kind == "images"),
-        ("labels", "classes", not config.labels or dataset.targets is None),
+    clients, x = partition.clients, dataset.x
+    both = {"rotation": config.rotation, "noise": config.noise}
+    values = {key: given for key, given in both.items() if given}
+    if (
+        wrong := [*values]
+        if dataset.kind != "images"
+        else ["labels"] * bool(config.labels and dataset.targets is not None)
     ):
-        if not is_there:
-            raise ConfigError(
-                f"`shift.{name}` is for {what}, and `{dataset.name}` has none. Leave it out."
-            )
-    count = config.groups or len(angles) or clients
-    if count > clients or len(angles) not in (0, 1, count):
         raise ConfigError(
-            f"`shift` has {count} groups for {clients} clients, and {len(angles)} values of"
-            " shift.rotation. Give one value, or one for each group, and at most as many groups as"
-            " clients."
+            f"`shift.{wrong[0]}` is for {'classes' if wrong[0] == 'labels' else 'images'}, and"
+            f" `{dataset.name}` has none. Leave it out."
         )
-    members = [
-        np.concatenate([partition.rows(client) for client in range(group, clients, count)])
-        for group in range(count)
+    count = config.groups or max(map(len, values.values()), default=clients)
+    if count > clients:
+        raise ConfigError(
+            f"`shift` has {count} groups, but there are only {clients} clients. Lower"
+            " `shift.groups` or give fewer values, or raise partition.clients."
+        )
+    for key, given in values.items():
+        if len(given) not in (1, count):
+            raise ConfigError(
+                f"`shift.{key}`={list(given)} must be one value, or one for each of {count} groups."
+            )
+    of_groups = [
+        {key: given[group % len(given)] for key, given in values.items()} for group in range(count)
     ]
-    texts = [
-        f"rotation={angles[group % len(angles)]:.4g}" if angles else "" for group in range(count)
-    ]
-    if angles:
+    texts = [" ".join(f"{key}={value:.4g}" for key, value in found.items()) for found in of_groups]
+    if values:
         x = x.copy()
         low, high = 0.0, dataset.scale
         if not dataset.is_pixels:
             low, high = float(x.min()), float(x.max())
-        for group, rows in enumerate(members):
+        for client in range(clients):
+            rows = partition.rows(client)
             for start in range(0, len(rows), PIECE):
                 piece = rows[start : start + PIECE]
-                x[piece] = _turned(dataset.x[piece], angles[group % len(angles)], low, high)
+                rng = generator(seed, "shift", NOISE, client, start)
+                x[piece] = _shifted(dataset.x[piece], of_groups[client % count], low, high, rng)
     classes = partition.classes
     if config.labels:
         before = partition.classes_of(dataset.y)
         classes = before.copy()
-        for group, rows in enumerate(members):
+        for group in range(count):
+            rows = np.concatenate([partition.rows(k) for k in range(group, clients, count)])
             order = _permutation(seed, group, len(dataset.classes))
             classes[rows] = order[before[rows]]
             shown = "-".join(map(str, order)) if len(order) <= SHOWN_CLASSES else "permuted"
@@ -90,10 +98,20 @@ def _permutation(seed: int, group: int, n: int) -> NDArray[np.int64]:
     return found
 
 
-def _turned(images: NDArray[Any], degrees: float, low: float, high: float) -> NDArray[Any]:
-    """Return images [n, channels, height, width] turned; their values stay in [low, high]."""
+def _shifted(
+    images: NDArray[Any],
+    values: dict[str, float],
+    low: float,
+    high: float,
+    rng: np.random.Generator,
+) -> NDArray[Any]:
+    """Return images [n, channels, height, width] turned and with noise, in [low, high]."""
     width = max(high - low, 1e-12)
-    x = rotated((torch.from_numpy(images.astype(np.float32)) - low) / width, degrees)
+    x = (torch.from_numpy(images.astype(np.float32)) - low) / width  # in [0, 1]
+    if values.get("rotation"):
+        x = rotated(x, values["rotation"])
+    if "noise" in values:
+        x = x + values["noise"] * torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32))
     x = x.clamp(0.0, 1.0) * width + low
     return np.asarray((x.round() if images.dtype == np.uint8 else x).numpy().astype(images.dtype))
 

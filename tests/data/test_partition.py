@@ -41,6 +41,7 @@ SCHEMES = {
     "grouped": {"main_classes": (1, 2, 3)},
     "quantity": {"alpha": 0.3},
     "shards": {"shards": 2},
+    "extended_dirichlet": {"alpha": 0.5},
     "similarity": {"similarity": 0.3},
     "natural": {},
 }
@@ -61,6 +62,16 @@ def test_shards_are_pieces_of_the_sorted_samples():
     assert all(len(classes_of(two, data, client)) <= 4 for client in range(10))
 
 
+def test_extended_dirichlet_has_few_classes_in_skewed_shares():
+    data = dataset(n=6000)
+    keys = {"scheme": "extended_dirichlet", "clients": 6, "classes_per_client": 3}
+    even, skewed = (deal(data, alpha=alpha, **keys) for alpha in (1e6, 0.3))
+    sizes = [[len(held(made, client)) for client in range(6)] for made in (even, skewed)]
+    assert all(len(classes_of(even, data, client)) == 3 for client in range(6))
+    assert all(len(classes_of(skewed, data, client)) <= 3 for client in range(6))
+    assert np.ptp(sizes[0]) <= 3 < np.ptp(sizes[1])  # with equal shares it is `pathological`
+
+
 def test_similarity_is_the_share_of_samples_at_random():
     data = dataset(n=7200)
     for share in (0.0, 0.5, 1.0):
@@ -69,6 +80,24 @@ def test_similarity_is_the_share_of_samples_at_random():
         assert set(found.sum(axis=1)) == {1000}
         # Each client has one class of its own, and share / 6 of its samples in each of the six.
         assert np.allclose(found.max(axis=1) / 1000, (1 - share) + share / 6, atol=0.06)
+
+
+def test_target_distributes_intervals_of_a_number():
+    rng = np.random.default_rng(0)
+    targets = rng.normal(size=600).astype(np.float32)
+    x = np.zeros((600, 3), dtype=np.float32)
+    zeros = np.zeros(600, dtype=np.int64)
+    data = Dataset("numbers", x, zeros, ("all",), train=600, targets=targets[:, None])
+    keys = {"scheme": "target", "clients": 5, "bins": 5}
+    means = {
+        alpha: [targets[held(deal(data, alpha=alpha, **keys), k)].mean() for k in range(5)]
+        for alpha in (0.1, 1e6)
+    }
+    assert np.ptp(means[0.1]) > 10 * np.ptp(means[1e6])
+    two = replace(data, targets=np.zeros((600, 2)))
+    for wrong in (dataset(), two):
+        with pytest.raises(ConfigError, match=r"partition\.scheme=target"):
+            deal(wrong, **keys)
 
 
 def test_keys_of_schemes_count_for_the_hash():
@@ -394,6 +423,7 @@ GROUPED = {"scheme": "grouped", "main_classes": (1, 2, 3), "clients": 5}
 REFUSED = [
     ("clients", {"clients": 100}),
     ("classes_per_client", {"scheme": "pathological", "classes_per_client": 7, "clients": 5}),
+    ("classes_per_client", {"scheme": "extended_dirichlet", "classes_per_client": 7}),
     ("shards", {"scheme": "shards", "clients": 10, "shards": 100}),
     ("scheme", {"scheme": "natural"}),
     ("clients", {"scheme": "natural", "clients": 13}, {"groups": 12}),

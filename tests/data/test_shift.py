@@ -145,10 +145,21 @@ def test_labels_are_permuted_alike_in_all_parts():
     assert orders_of(other) != orders
 
 
-def test_no_rotation_changes_nothing():
+@pytest.mark.parametrize("key", ["rotation", "noise"])
+def test_neutral_values_change_nothing(key):
     data = colour()
-    found = made(data, IID.altered(samples=None), rotation=[0], groups=2)
+    found = made(data, IID.altered(samples=None), **{key: [0], "groups": 2})
     assert torch.equal(found.x, torch.from_numpy(data.x))
+
+
+def test_noise_has_its_deviation_and_is_drawn_once_for_each_sample():
+    data, part = colour(), IID.altered(samples=None)
+    noisy, again = (made(data, part, noise=[0.1], rotation=[0, 90]) for _ in range(2))
+    plain = made(data, part, rotation=[0, 90])
+    spread = (noisy.x.float() - plain.x.float()).std() / 255
+    assert 0.07 < float(spread) < 0.11  # values that leave the range are clipped
+    assert torch.equal(noisy.x, again.x)
+    assert noisy.partition.shifts[1] == "group 1: rotation=90 noise=0.1"
 
 
 def test_default_leaves_the_hash_as_it_is():
@@ -182,9 +193,10 @@ def rows_of_a_table():
 
 
 REFUSED = [
-    ("shift", {"rotation": [0, 1, 2], "groups": 2}),
+    ("shift.rotation", {"rotation": [0, 1, 2], "groups": 2}),
     ("shift", {"rotation": list(range(7))}),
     ("shift.rotation", {"data": rows_of_a_table(), "rotation": [0, 90]}),
+    ("shift.noise", {"noise": [0.1, 0.2], "groups": 3}),
 ]
 
 

@@ -7,6 +7,8 @@ from sklearn import metrics as sk
 from torchmetrics.functional.classification import (
     multiclass_accuracy,
     multiclass_f1_score,
+    multiclass_precision,
+    multiclass_recall,
 )
 
 from flbench.core.errors import ConfigError
@@ -107,6 +109,26 @@ def test_per_class_has_precision_recall_f1_and_support():
     )
     for name, values in zip(("precision", "recall", "f1", "support"), expected, strict=True):
         assert np.allclose(found[name].numpy(), values, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_per_class_equals_torchmetrics(seed):
+    rng = np.random.default_rng(seed)
+    matrix = rng.integers(0, 200, (7, 7)) * (rng.random((7, 7)) < 0.5)
+    matrix[2], matrix[:, 3], matrix[4], matrix[:, 4] = 0, 0, 0, 0  # never true, never predicted
+    confusion_counts = torch.from_numpy(matrix)
+    cells = confusion_counts.nonzero()
+    target, guess = cells.repeat_interleave(confusion_counts[tuple(cells.T)], dim=0).T
+
+    found = per_class(confusion_counts)
+
+    for name, oracle in (
+        ("precision", multiclass_precision),
+        ("recall", multiclass_recall),
+        ("f1", multiclass_f1_score),
+    ):
+        expected = oracle(guess, target, num_classes=7, average="none").double()
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=CLOSE)
 
 
 def test_per_class_without_samples_is_zero():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from flbench.metrics import ranking
 from flbench.metrics.ranking import Margins
@@ -41,6 +42,18 @@ def test_pooled_and_client_metrics_equal_scikit_learns(seed, ties):
         expected = [reference(*some(margins, margins.client == client)) for client in range(5)]
         assert clients[name] == pytest.approx(expected, abs=1e-12)
         assert found[f"{name}_mean"] == pytest.approx(np.mean(expected), abs=1e-12)
+
+
+def test_pooled_metrics_equal_torchmetrics():
+    margins = drawn(7, ties=True)
+    score, target = torch.sigmoid(margins.value), margins.positive.long()
+
+    found = ranking.pooled(margins)
+
+    assert found["auroc"] == pytest.approx(float(binary_auroc(score, target)), abs=1e-6)
+    assert found["average_precision"] == pytest.approx(
+        float(binary_average_precision(score, target)), abs=1e-6
+    )
 
 
 def test_auroc_is_the_share_of_pairs_in_the_right_order():
