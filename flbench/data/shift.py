@@ -40,15 +40,13 @@ def apply(
     clients, x = partition.clients, dataset.x
     both = {"rotation": config.rotation, "noise": config.noise}
     values = {key: given for key, given in both.items() if given}
-    if (
-        wrong := [*values]
-        if dataset.kind != "images"
-        else ["labels"] * bool(config.labels and dataset.targets is not None)
-    ):
-        raise ConfigError(
-            f"`shift.{wrong[0]}` is for {'classes' if wrong[0] == 'labels' else 'images'}, and"
-            f" `{dataset.name}` has none. Leave it out."
-        )
+    needs = [(key, "images", dataset.kind == "images") for key in values]
+    needs += [("labels", "classes", dataset.targets is None)] * config.labels
+    for key, what, is_there in needs:
+        if not is_there:
+            raise ConfigError(
+                f"`shift.{key}` is for {what}, and `{dataset.name}` has none. Leave it out."
+            )
     count = config.groups or max(map(len, values.values()), default=clients)
     if count > clients:
         raise ConfigError(

@@ -336,9 +336,9 @@ def _joined(
         header = header or columns
         if any(map(UNNAMED.fullmatch, columns)) or sorted(columns) != sorted({*header}):
             raise DataError(
-                f"{table} has the columns {columns}, and others have {header}. Use the same columns"
-                f" in all tables, each once and with a name (for the index that pandas saves:"
-                f" index=False), or leave out by {key} those that not all have."
+                f"{table} has the columns {columns}, and the first table {header}. Give all tables"
+                " the same columns, each once and with a name (to_csv(FILE, index=False) saves no"
+                f" index), or leave out by {key} those that not all have."
             )
         if label is None and columns and columns[-1] != header[-1]:
             raise DataError(
