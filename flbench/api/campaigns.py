@@ -14,7 +14,6 @@ from flbench.api.comparisons import PlannedComparison
 from flbench.calls.process import SIGNALS, preserved
 from flbench.comparison import cost, prepare
 from flbench.comparison.added import added
-from flbench.comparison.cost import Plan
 from flbench.comparison.design import Design, LabelledLayer
 from flbench.comparison.folder import MARKER, ComparisonFolder, design_in, read_design
 from flbench.comparison.prepare import PreparedComparison
@@ -29,6 +28,7 @@ from flbench.core.system_errors import as_flbench_errors
 from flbench.core.text import redact, warn
 from flbench.core.wording import in_shell
 from flbench.jobs import campaign
+from flbench.jobs.estimate import Plan
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.reports.terminal import open_console

@@ -30,7 +30,7 @@ from flbench.workers import fork_server
 from flbench.workers.ray_resources import CELL
 
 if TYPE_CHECKING:
-    from flbench.tuning.cost import Plan
+    from flbench.jobs.estimate import Plan
     from flbench.tuning.prepare import PreparedStudy
     from flbench.tuning.study import StudyFolder
     from flbench.workers.ray_driver import RayDriver

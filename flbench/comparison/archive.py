@@ -152,9 +152,6 @@ def archives(path: Path) -> list[Path]:
 class Unpacked:
     """An archive in a temporary folder, which is deleted together with this object.
 
-    Args:
-        file: The archive.
-
     Attributes:
         path: The folder, which is private to the user.
 

@@ -1,37 +1,20 @@
 """What a comparison will train and what it will cost, said before it starts."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from flbench.analysis.sampling import VARIED, Sampling
 from flbench.analysis.statistics import CLAIM_FROM
 from flbench.comparison.prepare import PreparedComparison
 from flbench.jobs import estimate
+from flbench.jobs.estimate import Plan
 from flbench.jobs.job import Job
-
-
-class Plan(NamedTuple):
-    """What a comparison trains, and its estimated time and memory.
-
-    Attributes:
-        tree: As values of JSON.
-        sentences: For the user.
-    """
-
-    tree: dict[str, Any]
-    sentences: list[str]
 
 
 def measure(
     prepared: PreparedComparison,
     left: Sequence[Job],
 ) -> Plan:
-    """Return the plan of a comparison, and its estimated cost; see `jobs.estimate.measure`.
-
-    Args:
-        prepared: The comparison.
-        left: Its cells that are not finished.
-    """
+    """Return the plan of a comparison, and its estimated cost; see `jobs.estimate.measure`."""
     design, cells = prepared.design, prepared.cells
     cost = estimate.measure(cells, prepared.samples.federation, prepared.resources)
     cost = cost.of(((cell.method, cell.place), 1.0) for cell in left)

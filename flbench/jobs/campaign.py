@@ -23,15 +23,7 @@ def carry_out(
     changed: Layer,
     shown: bool,
 ) -> dict[str, str]:
-    """Train the jobs that are not finished.
-
-    Args:
-        jobs: All jobs of the campaign, in their order.
-        folder: Its folder, locked by this process.
-        samples: The data of the jobs.
-        resources: Number of jobs at the same time, and the resources of each.
-        changed: New values of keys that may change when a job is resumed.
-        shown: Whether to show the progress.
+    """Train the jobs that are not finished, in a folder that this process has locked.
 
     Returns:
         Why jobs failed, by their names. All others are finished.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from flbench.core.errors import MethodError, RunError
 from flbench.data.federation import Federation
@@ -15,6 +15,13 @@ from flbench.jobs.job import Job
 from flbench.reports.shown import size
 from flbench.reports.terminal import duration
 from flbench.workers.ray_resources import Resources
+
+
+class Plan(NamedTuple):
+    """What a campaign trains, and its estimated time and memory: for JSON, and in sentences."""
+
+    tree: dict[str, Any]
+    sentences: list[str]
 
 
 @dataclass(frozen=True)
@@ -77,11 +84,6 @@ def measure(
     In another place, a job of a method is taken to cost as many times more or less as a job of the
     first method there does, which is measured in both. The state of PyTorch's random generators and
     its number of threads may change.
-
-    Args:
-        jobs: All jobs.
-        samples: Function from a job to the samples of its clients.
-        resources: Number of jobs at the same time.
     """
     firsts: dict[tuple[str, str], Job] = {}
     at_home: dict[str, str] = {}  # first place of each method

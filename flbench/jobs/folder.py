@@ -22,9 +22,6 @@ class JobFolder(LockedFolder):
     `create` makes a new folder, `reopen` opens an existing one. Both lock it against other
     processes until `close`.
 
-    Args:
-        path: An existing folder.
-
     Attributes:
         inside: Name of the folder within it that has the run folders; `create` makes it.
         what: What the folder is, for messages.
@@ -36,10 +33,6 @@ class JobFolder(LockedFolder):
     @classmethod
     def create(cls, root: Path, name: str) -> Self:
         """Create and lock a new folder `root/name-DATE-TIME-xxxxxxxx/`.
-
-        Args:
-            root: Folder of all campaigns of this kind; created if it does not exist.
-            name: Beginning of the folder's name.
 
         Raises:
             UserError: The folder cannot be created or written to.
@@ -91,9 +84,6 @@ class JobFolder(LockedFolder):
 
 def read_failures(path: Path) -> dict[str, str]:
     """Return the reasons of the jobs that failed when a campaign last ran, by their names.
-
-    Args:
-        path: Folder of the campaign.
 
     Raises:
         DataError: The file is damaged.

@@ -26,11 +26,6 @@ class JobProgress:
 
     It is a live table on a terminal. Otherwise a line says how far the trainings are when there was
     none for a while; see `Silence`.
-
-    Args:
-        jobs: All jobs.
-        folder: Folder of the campaign.
-        kind: What the jobs are called.
     """
 
     def __init__(self, jobs: Sequence[Job], folder: JobFolder, kind: str) -> None:
@@ -165,11 +160,7 @@ class JobProgress:
 
 
 def last_round(file: Path) -> int:
-    """Return the round of the last whole line of a metrics.csv that may be growing; 0 without one.
-
-    Args:
-        file: The file.
-    """
+    """Return the round of the last whole line of a metrics.csv that may grow; 0 without one."""
     with suppress(OSError, ValueError), file.open("rb") as opened:
         opened.seek(max(0, opened.seek(0, os.SEEK_END) - TAIL))
         lines = opened.read().split(b"\n")

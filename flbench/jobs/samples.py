@@ -82,10 +82,6 @@ class LoadedSamples:
     def check_unchanged(self, job: Job, path: Path) -> None:
         """Check that a job that has begun has the samples that it began with.
 
-        Args:
-            job: The job.
-            path: Its run folder.
-
         Raises:
             DataError: They differ.
         """

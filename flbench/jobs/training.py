@@ -22,11 +22,6 @@ from flbench.jobs.samples import PartitionFiles
 def train(task: Task, federation: Federation, partition: PartitionFiles) -> Outcome:
     """Train a job, or what is left of it.
 
-    Args:
-        task: The job.
-        federation: The samples of its clients.
-        partition: Content of its partition.npz and partition.json.
-
     Returns:
         How it ended. An error of the job is returned, not raised: the other jobs go on.
 

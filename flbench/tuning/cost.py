@@ -2,26 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from flbench.experiment.estimate import REPORT, WORKERS
+from flbench.jobs.estimate import Plan
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.request import LONG_TAIL, ORIGIN, grace_of
 
 CONTINUED: Final = 0.5
 """Share of the trials that ASHA lets go on: a third in the long run, and more of the first ones."""
-
-
-class Plan(NamedTuple):
-    """What a study trains, and its estimated time and memory.
-
-    Attributes:
-        tree: As values of JSON.
-        sentences: For the user.
-    """
-
-    tree: dict[str, Any]
-    sentences: list[str]
 
 
 def shared(trials: Mapping[str, int]) -> str:

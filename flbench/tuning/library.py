@@ -60,10 +60,6 @@ def load(methods: Sequence[str], path: Path | None, *, rounds: int) -> dict[str,
 def built_in(method: str, *, rounds: int) -> Space:
     """Load the search space that comes with a method.
 
-    Args:
-        method: Name of the method.
-        rounds: Value of `train.rounds`.
-
     Raises:
         ConfigError: There is no such method, it comes without a search space, or the space has
             errors.
@@ -104,10 +100,6 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
 
     A parameter that the user sets on the command line, or as an argument, is not searched. The
     configuration must accept both ends of each range, a number between them, and each choice.
-
-    Args:
-        space: Search space of one method.
-        layers: Layers of the base configuration, with the key `algorithm.name`.
 
     Raises:
         ConfigError: The method refuses a value of the space (one line for each such value), or no

@@ -122,11 +122,6 @@ def prepare(
 ) -> PreparedStudy:
     """Check a request against search spaces, data and methods. No file is written.
 
-    Args:
-        request: Options of the user.
-        layers: Layers of each method's configuration.
-        parcel: Objects of the user that the configurations name.
-
     Raises:
         UserError: The request cannot be carried out. All errors of a configuration are reported
             together.
@@ -179,10 +174,6 @@ def prepare(
 def load(config: Config, metric: str) -> Federation:
     """Load the data that all trials share, and check that trials can be scored on them.
 
-    Args:
-        config: Configuration without a trial's parameters.
-        metric: Metric on validation parts that scores a trial.
-
     Raises:
         UserError: The data cannot be read, no client has validation samples, the metric is not for
             these data, or trials would stop early.
@@ -226,11 +217,6 @@ def complete(
 ) -> tuple[Config, tuple[str, ...]]:
     """Return the complete configuration of a method's trials, and notes about it.
 
-    Args:
-        config: Configuration without a trial's parameters.
-        federation: The data that all trials share.
-        resources: Resources of the trials.
-
     Raises:
         UserError: The method does not accept the configuration.
     """
@@ -243,10 +229,6 @@ def complete(
 
 def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     """Create the folder of a study, with the files that a resumed study needs.
-
-    Args:
-        prepared: The study.
-        command: Command line of the study; it is stored in study.json.
 
     Raises:
         UserError: The folder cannot be created or written to.

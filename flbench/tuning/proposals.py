@@ -67,11 +67,7 @@ class Proposals:
         self._params: list[Params] = []
 
     def given(self, records: Mapping[int, Record]) -> list[Params]:
-        """Return the parameters of the trials that can begin by now, or have begun.
-
-        Args:
-            records: What is known of trials, by their index.
-        """
+        """Return the parameters of the trials that can begin by now, or have begun."""
         while len(self._asked) < self._trials:
             known = [records.get(index) for index in range(len(self._asked))]
             if any(one is None or one["state"] not in ENDS for one in known):

@@ -70,10 +70,6 @@ def bundles(
 
     With `engine.name=ray` a trial starts workers of its own. Each worker needs a bundle, and the
     trial itself an empty one; without them the trial would wait for its workers forever.
-
-    Args:
-        resources: Resources of all trials.
-        kind: Class of what is returned.
     """
     if resources.engine.name == "ray":
         worker = {"CPU": 1, "GPU": 1} if resources.gpus else {"CPU": 1}

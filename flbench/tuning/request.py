@@ -13,7 +13,6 @@ from flbench.config.sources import Layer, from_values, merge
 from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.own_names import SUFFIXES, check_whole
-from flbench.jobs import repetitions
 from flbench.jobs.repetitions import Vary
 from flbench.metrics import names as metric_names
 from flbench.workers.ray_resources import Resources
@@ -30,8 +29,8 @@ KEPT: Final = (
     *("trials", "equal", "search", "scheduler", "metric"),
     *("seeds", "vary", "gpus", "retries", "address"),
 )
-NO_VARY: Final = {"partition": "Repetitions with one seed of the training support no claim."}
-"""What may not differ alone between repetitions, and why."""
+VARIED: Final = ("both", "training")
+"""What may differ between repetitions; those with one seed of the training support no claim."""
 FACTOR: Final = 3  # successive halving continues one trial in three
 LONG_TAIL: Final = {"data.imbalance": 0.1, "partition.alpha": 0.5, "train.rounds": 30}
 """What a study trains on if nothing else is asked for: digits on which hyper-parameters and methods
@@ -108,10 +107,10 @@ def check(request: TuneRequest) -> None:
         ("search", request.search, get_args(Search)),
         ("scheduler", request.scheduler, get_args(Scheduler)),
         ("equal", request.equal, get_args(Equal)),
+        ("vary", request.vary, VARIED),
     ):
         if value not in known:
             raise ConfigError(f"`{option}` must be one of {', '.join(known)}, got {value}.")
-    repetitions.check(request.vary, NO_VARY)
     for option, least in (("trials", 1), ("seeds", 0), ("retries", 0)):
         check_whole(option, getattr(request, option), least)
     if request.concurrent is not None:
@@ -127,12 +126,7 @@ def check(request: TuneRequest) -> None:
 
 
 def check_metric(metric: str, evaluation: EvaluationConfig) -> None:
-    """Raise a ConfigError if there is no such metric.
-
-    Args:
-        metric: Name of the metric that the search maximizes.
-        evaluation: Section `evaluation`, whose `metrics` are the user's own.
-    """
+    """Raise a ConfigError if there is no such metric."""
     own = [f"{name}{suffix}" for name in evaluation.metrics or {} for suffix in ("", *SUFFIXES)]
     known = (*METRICS, *own)
     if metric not in known:
@@ -148,11 +142,6 @@ def grace_of(method: str, rounds: int, every: int) -> int:
 
     They are a third of all rounds, or more where `Algorithm.settles` says that the method needs it.
 
-    Args:
-        method: Name of the method.
-        rounds: Number of rounds of a complete trial.
-        every: Number of rounds between two evaluations.
-
     >>> grace_of("fedavg", 30, 2), grace_of("hfcd", 30, 2)
     (10, 16)
     """
@@ -166,9 +155,6 @@ def with_defaults(layers: list[Layer]) -> list[Layer]:
     A study differs from a run in these defaults: a checkpoint every few seconds, so that a killed
     trial loses little; about 15 evaluations, which the scheduler uses; and, if the user names
     neither data nor a scheme, LONG_TAIL.
-
-    Args:
-        layers: Layers of a method's configuration.
     """
     own = {} if OTHER_DATA & merge(layers).keys() else LONG_TAIL
     layers = [from_values(own, ORIGIN), *layers]
@@ -183,10 +169,6 @@ def with_defaults(layers: list[Layer]) -> list[Layer]:
 
 def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
     """Return the resources of a study, with the engine settings that all trials share.
-
-    Args:
-        request: Options of the user.
-        engine: Engine settings of the configuration.
 
     Raises:
         ConfigError: The engine and the options contradict each other.

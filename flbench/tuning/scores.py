@@ -9,13 +9,7 @@ from flbench.results.summary import RunningSummary
 
 
 def metrics_at(rows: Sequence[Row], number: int, split: str = "validation") -> dict[str, float]:
-    """Return the metrics of the personal models after one evaluated round, by name.
-
-    Args:
-        rows: Lines of a metrics.csv.
-        number: Number of rounds done.
-        split: Part of the samples.
-    """
+    """Return the metrics of the personal models after one evaluated round, by name."""
     wanted = (number, split, PERSONAL)
     return {row.metric: row.value for row in rows if row[:3] == wanted}
 
@@ -28,10 +22,6 @@ def by_round(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
 
 def reported(rows: list[Row], seconds: Mapping[str, float]) -> dict[str, Any]:
     """Return the columns of a trial after its last evaluated round; nothing before the first.
-
-    Args:
-        rows: Rows of metrics.csv.
-        seconds: Time that the trial has spent, by purpose.
 
     Returns:
         `round`, the number of rounds done; `val_METRIC`; `loss`, the mean training loss of the last

@@ -105,12 +105,6 @@ def carry_out(
 ) -> None:
     """Train the trials of a study that have not ended, in the process of a driver.
 
-    Args:
-        driver: The driver, which is that of `ray_resources.cluster(prepared.resources)`.
-        folder: Study folder.
-        prepared: The study.
-        shown: Whether to show the progress.
-
     Raises:
         UserError: A trial that has begun has other parameters than Optuna proposes now.
         RunError: Ray Tune stopped before the end, trials waited too long for resources, a server
@@ -528,11 +522,6 @@ class Events(tune.Callback):  # type: ignore[misc]
 
     If a node of the cluster is lost, the trials begin again on those that are left; if none is
     left, a wait that is too long ends the study.
-
-    Args:
-        search: The search.
-        progress: Progress of the trials.
-        resources: Resources of each trial, and how long trials may wait while none runs.
     """
 
     def __init__(self, search: Search, progress: TrialProgress, resources: Resources) -> None:

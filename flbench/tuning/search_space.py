@@ -207,9 +207,6 @@ class Space:
 
         The values may be None, or lie outside the ranges of the parameters.
 
-        Args:
-            config: Configuration of the method without a trial's parameters.
-
         Raises:
             ConfigError: A function of the user has no default for one of its arguments.
         """
@@ -301,12 +298,7 @@ def parse(
 
 
 def why_not_searched(path: str, config: Mapping[str, Any] | None = None) -> str:
-    """Return why trials cannot have own values of a key, as the end of a sentence; or "".
-
-    Args:
-        path: The dotted key.
-        config: The configuration of the trials as a tree, if it is known.
-    """
+    """Return why trials cannot have own values of a key, as the end of a sentence; or ""."""
     if path.partition(".")[0] not in SECTIONS:
         return (
             f"cannot be searched, only keys of {', '.join(SECTIONS)} can: all trials"

@@ -29,12 +29,7 @@ def parallel(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) ->
     """Draw parallel coordinates: a line for each trial through its parameters to its score.
 
     The best finished trial is bold, unfinished trials are dashed. The line of a trial that lacks a
-    parameter passes below the parameter's axis.
-
-    Args:
-        axes: Axes of the space's parameters; fixed parameters are left out.
-        trials: Trials of one method; those without a score are left out.
-        metric: Name of the score.
+    parameter passes below the parameter's axis. Trials without a score are left out.
     """
     drawn = sorted(_scored(trials), key=lambda item: item[1])
     axes = [
@@ -85,13 +80,7 @@ def parallel(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) ->
 
 @literal
 def scatter(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) -> Figure:
-    """Draw the score over each parameter. The best trial is a star, unfinished trials are hollow.
-
-    Args:
-        axes: Axes of the space's parameters; fixed parameters are left out.
-        trials: Trials of one method; those without a score, or without a parameter, are left out.
-        metric: Name of the score.
-    """
+    """Draw the score over each parameter: the best trial as a star, unfinished ones hollow."""
     axes, won = [axis for axis in axes if not axis.fixed], best_trial(trials)
     wide = min(4, max(1, len(axes)))
     high = max(1, ceil(len(axes) / wide))

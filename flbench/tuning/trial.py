@@ -72,12 +72,7 @@ class Base:
 
 
 class Reporter(Callback):
-    """Reports the evaluations of a run; a trial whose clients all diverge ends.
-
-    Args:
-        base: What all trials of the method have in common.
-        report: Function that gets a run after each evaluation.
-    """
+    """Reports the evaluations of a run; a trial whose clients all diverge ends."""
 
     def __init__(self, base: Base, report: Callable[[RunView], None]) -> None:
         self.base, self._report = base, report
@@ -191,12 +186,6 @@ def of_tuner(
 
     If Ray Tune gives a checkpoint, of this trial or of another, the training continues from it.
 
-    Args:
-        config: The trial's parameters by dotted key.
-        base: What all trials have in common.
-        samples: The samples, read-only, in memory that all trials on this machine share.
-        rest: The federation without its samples.
-
     Raises:
         ConfigError: The method refuses the parameters.
         RunError: The models diverged, or a trial has changed the shared samples.
@@ -243,11 +232,6 @@ def take_over(path: Path, base: Base, params: Mapping[str, Any]) -> None:
     """Give the run folder of a checkpoint, which may be another trial's, this trial's parameters.
 
     The order of sums over a stack depends on its size, so that `engine.block` stays.
-
-    Args:
-        path: The run folder.
-        base: What all trials have in common.
-        params: Parameters of this trial.
     """
     saved = read(path / "config.yaml")
     config, origins = resolve([base.config, from_values(params, ORIGIN)])
@@ -265,10 +249,6 @@ def parameters(config: Mapping[str, Any], base: Layer) -> dict[str, Any]:
     """Return the parameters of a trial by their dotted keys; the keys are checked.
 
     Values are not checked: a trial whose value the method refuses fails alone.
-
-    Args:
-        config: The trial's config: values by dotted key, or in nested dicts.
-        base: The configuration without the parameters.
 
     Raises:
         ConfigError: A key does not exist, or must be the same for all trials. The message has one

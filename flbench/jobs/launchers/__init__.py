@@ -27,14 +27,7 @@ def launcher(
     resources: Resources,
     tell: Callable[[str], None],
 ) -> AbstractContextManager[Launcher]:
-    """Return a context manager with the launcher for jobs.
-
-    Args:
-        jobs: The jobs that are left.
-        samples: Their data.
-        resources: Number of jobs at the same time, and what each of them needs.
-        tell: Function that gets notes for the user.
-    """
+    """Return a context manager with the launcher for jobs."""
     if resources.address is None and min(resources.concurrent, len(jobs)) < 2:
         return nullcontext(ThisProcess(samples))
     parcel = pack(samples.objects, sorted({job.config.algorithm.name for job in jobs}))

@@ -11,12 +11,7 @@ from flbench.reports.terminal import SILENCE
 
 
 class Attempts:
-    """Counts the losses of processes by job.
-
-    Args:
-        retries: How often a job is begun again.
-        tell: Function that gets notes for the user.
-    """
+    """Counts the losses of processes by job; a job is begun again `retries` times."""
 
     def __init__(self, retries: int, tell: Callable[[str], None]) -> None:
         self._retries, self._tell = retries, tell
@@ -24,10 +19,6 @@ class Attempts:
 
     def after_loss(self, job: Job, why: str) -> Outcome | None:
         """Note that the process of a job was lost.
-
-        Args:
-            job: The job.
-            why: A sentence about the loss.
 
         Returns:
             How the job has ended; None if it is to be begun again, of which the user is told.

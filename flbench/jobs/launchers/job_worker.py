@@ -12,11 +12,7 @@ from flbench.workers.shipping import Parcel
 
 
 class JobWorker:
-    """Trains one job after the other in one process, so that imports are done once.
-
-    Args:
-        parcel: Objects of the user that the configurations name.
-    """
+    """Trains one job after the other in one process, so that imports are done once."""
 
     def __init__(self, parcel: Parcel) -> None:
         self._parcel = parcel
@@ -24,14 +20,7 @@ class JobWorker:
     def train(
         self, task: Task, samples: NDArray[Any], rest: Federation, partition: PartitionFiles
     ) -> Outcome:
-        """Train a job, or what is left of it.
-
-        Args:
-            task: The job.
-            samples: The samples, read-only, in memory that all processes share.
-            rest: The federation without its samples.
-            partition: Content of partition.npz and of partition.json.
-        """
+        """Train a job, or what is left of it."""
         with self._parcel.opened():
             federation = rest.with_samples(samples).reseeded(task.layer.tree["seed"])
             return train(task, federation, partition)

@@ -22,11 +22,7 @@ def local_processes(
 ) -> Iterator[Pooled]:
     """Context manager with a launcher whose processes end with it.
 
-    Args:
-        parcel: Objects of the user that the configurations name.
-        resources: Number of jobs at the same time.
-        pooled: Function from the number of processes, the pool, and how samples are stored to the
-            launcher.
+    `pooled` makes it of their number, of the pool, and of what stores samples.
 
     Raises:
         RunError: The system starts no further process.

@@ -20,15 +20,7 @@ class _Running(NamedTuple):
 
 
 class Pooled:
-    """A launcher with one worker for each job that is trained at the same time.
-
-    Args:
-        at_once: Number of workers.
-        pool: The workers, which have a `JobWorker` each.
-        store: The samples of the jobs.
-        attempts: Counts the losses of workers by job.
-        lost: Jobs whose workers were lost.
-    """
+    """A launcher with one worker for each job that is trained at the same time."""
 
     def __init__(
         self,

@@ -24,12 +24,7 @@ def ray_actors(
 ) -> Iterator[Pooled]:
     """Context manager with a launcher on a Ray cluster, which is started for it.
 
-    Args:
-        parcel: Objects of the user that the configurations name.
-        resources: Number of jobs at the same time, and the resources of each.
-        pooled: Function from the number of actors, the pool, and how samples and other objects are
-            stored to the launcher.
-        tell: Function that gets notes for the user.
+    `pooled` makes it of the number of actors, of the pool, and of what stores samples and objects.
 
     Raises:
         RunError: A server of Ray was lost, or a job changed the shared samples.

@@ -9,11 +9,7 @@ from flbench.jobs.training import train
 
 
 class ThisProcess:
-    """A launcher that trains a job when it begins.
-
-    Args:
-        samples: The data of the jobs.
-    """
+    """A launcher that trains a job when it begins."""
 
     at_once: Final = 1
 
