@@ -18,7 +18,6 @@ from flbench.results.study_folder import StoredStudy, Trial
 from flbench.tuning.request import OTHER_DATA
 
 COMPARED: Final = (*SECTIONS, "algorithm.", "engine.precision")
-SEARCHED_BY: Final = "accuracy"  # the metric that a comparison ranks by, unless its report is asked
 UNCOMPARED: Final = (*WITHOUT, "data.source", "data.sha256", "partition.sha256", "algorithm.name")
 """Keys that name a file or a seed; data and partitions are compared by their hashes."""
 
@@ -122,8 +121,6 @@ def about(
             " tuned. A difference between a tuned method and one with default parameters is in"
             " part the gain from tuning."
         )
-    if study.header.metric != SEARCHED_BY:
-        different.append(f"the metric: {study.header.metric} there, {SEARCHED_BY} here")
     if different:
         found.append(
             f"The parameters are those that the study {name} has found in another setting:"

@@ -94,18 +94,11 @@ def test_each_key_that_differs_is_named_with_both_values(study, key, value, ther
 
 
 @pytest.mark.slow
-def test_other_data_and_another_metric_are_named(study, tmp_path):
+def test_other_data_are_named(study, tmp_path):
     write_npz(tmp_path / "mine.npz", n=600)
     own = ("data.path", tmp_path / "mine.npz"), ("seed", 1)
     [sentence] = notes(design(study, *own))
     assert re.search(r"digits \(\w{6}\) there, mine \(\w{6}\) here", sentence)
-    shutil.copytree(study, tmp_path / "auroc")
-    tree = json.loads((study / "study.json").read_text())
-    studies.write(tmp_path / "auroc" / "study.json", tree | {"metric": "macro_f1"})
-    other_metric = design(tmp_path / "auroc", ("seed", 1))
-    [sentence] = notes(other_metric)
-    assert "macro_f1" in sentence
-    prepare(other_metric, LoadedSamples(), 1)  # no key of the setting differs
 
 
 @pytest.mark.parametrize(
