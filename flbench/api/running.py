@@ -29,7 +29,7 @@ from flbench.results import reading
 from flbench.results.summary import training_failure
 
 if TYPE_CHECKING:
-    from flbench.tracking.mirror import Mirrors
+    from flbench.tracking.mirror import Mirrored
 
 
 KERNELS: Final = ("ZMQInteractiveShell", "Shell")  # Jupyter and VS Code; Colab
@@ -97,7 +97,7 @@ class RunEnding(NamedTuple):
     """
 
     path: Path
-    mirrors: "Mirrors | None"
+    mirrors: "Mirrored | None"
 
     def unsent(self) -> list[str]:
         """Wait a few seconds for MLflow; return a sentence if it does not have the run."""
@@ -127,7 +127,7 @@ def start(config: Config, origins: dict[str, str], caller: Caller) -> RunEnding:
 
         named_by = mirror.named_by(origins)
         mirror.check(config.tracking, named_by)
-        mirrors = mirror.Mirrors(named_by)
+        mirrors = mirror.Mirrored(named_by)
     title = f"{config.algorithm.name} on {config.data.title}"
     return train(partial(lifecycle.run, config, origins), title, mirrors, caller)
 
@@ -135,7 +135,7 @@ def start(config: Config, origins: dict[str, str], caller: Caller) -> RunEnding:
 def train(
     trained: Callable[[Sequence[Callback], Sequence[Logger], lifecycle.HowToResume], Path],
     title: str,
-    mirrors: "Mirrors | None",
+    mirrors: "Mirrored | None",
     caller: Caller,
 ) -> RunEnding:
     """Train a run, with progress and a mirror.
@@ -163,7 +163,7 @@ def train(
 class _StartMirror(Callback):
     """Starts the mirror of a run when the run begins."""
 
-    def __init__(self, mirrors: "Mirrors", shown: Callback) -> None:
+    def __init__(self, mirrors: "Mirrored", shown: Callback) -> None:
         self._mirrors, self._shown = mirrors, shown
 
     def on_run_start(self, run: RunView) -> None:

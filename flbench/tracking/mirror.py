@@ -142,21 +142,21 @@ class Mirror:
         )
 
 
-class Mirrors:
-    """The mirrors of a command that trains one run after the other.
+class Mirrored:
+    """The mirror of what a command writes, which starts once there is a folder.
 
-    As a context manager it tells the last mirror how its run ended. `finish` waits for all of them.
+    As a context manager it tells the mirror how the run ended.
 
     Args:
-        named_by: Who names the address of the runs' store.
+        named_by: Who names the address of the store.
     """
 
     def __init__(self, named_by: "NamedBy" = "user") -> None:
         self._named_by = named_by
-        self._mirrors: list[Mirror] = []
+        self._mirror: Mirror | None = None
 
     def open(self, folder: Path, config: Config, warn: Callable[[str], object]) -> None:
-        """Start the mirror of a run, after the run before it has finished.
+        """Start the mirror.
 
         With `tracking.mlflow=auto`, a run whose mirror cannot start runs without one.
 
@@ -164,39 +164,29 @@ class Mirrors:
             ConfigError: `tracking.mlflow=true`, and MLflow is not installed, the password of its
                 address is not known, or the address is not the user's own.
         """
-        self._announce_end("finished")
         try:
-            mirror = start(folder, config.tracking, self._named_by)
+            self._mirror = start(folder, config.tracking, self._named_by)
         except (ConfigError, OSError) as error:  # for example no memory for another process
             if isinstance(error, ConfigError) and config.tracking.mlflow is True:
                 raise
             cure = f"flbench sync {in_shell(folder)} --uri ADDRESS"
             warn(f"nothing is sent to MLflow: {error} To send it later: {cure}")
-            return
-        if mirror is not None:
-            self._mirrors.append(mirror)
 
     @property
     def uri(self) -> str | None:
         """Address of the store, without its secrets; None if nothing is sent."""
-        return self._mirrors[-1].uri if self._mirrors else None
+        return None if self._mirror is None else self._mirror.uri
 
     def finish(self) -> list[str]:
-        """Wait a few seconds until everything is sent.
-
-        Returns:
-            A sentence for the user for each folder that was not sent completely.
-        """
-        results = [mirror.finish(EXIT_SECONDS / (1 + k)) for k, mirror in enumerate(self._mirrors)]
-        return [*filter(None, results)]
-
-    def _announce_end(self, outcome: Outcome) -> None:
-        if self._mirrors:
-            self._mirrors[-1].announce_end(outcome)
+        """Wait a few seconds until everything is sent; return a sentence if something is not."""
+        said = None if self._mirror is None else self._mirror.finish(EXIT_SECONDS)
+        return [] if said is None else [said]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        is_stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
-        self._announce_end("finished" if kind is None else "killed" if is_stopped else "failed")
+        if self._mirror is not None:
+            is_stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+            ended: Outcome = "killed" if is_stopped else "failed"
+            self._mirror.announce_end("finished" if kind is None else ended)
