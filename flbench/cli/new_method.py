@@ -2,10 +2,8 @@
 
 import keyword
 import re
-import shutil
 from pathlib import Path
 from string import Template
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from flbench.cli import console
@@ -41,27 +39,17 @@ def new_method(name: str, *, out: Path | None) -> None:
         )
     project = f"flbench-{name.replace('_', '-')}"
     folder = Path(project) if out is None else out
-    if folder.is_file() or (folder.is_dir() and any(folder.glob("[!.]*"))) or folder.is_symlink():
-        raise UserError(f"{folder} is there already, and is no empty folder. Give another --out.")
-    written = _write(folder, {"name": name, "Name": class_name, "project": project})
-    source = f"flbench_{name}/{name}.py:{class_name}"
-    for path in written:
-        console.line(str(folder / path))
+    if folder.exists() or folder.is_symlink():
+        raise UserError(f"{folder} is there already. Give another --out.")
+    values = {"name": name, "Name": class_name, "project": project}
+    for path, template in FILES.items():
+        text = "" if template is None else (TEMPLATES / template).read_text("utf-8")
+        file = folder / Template(path).substitute(values)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(Template(text).substitute(values), encoding="utf-8")
+        console.line(str(file))
     console.line("\nThe method works as it is. README.md says what to change. To try it:\n")
-    inside = [] if folder.resolve() == Path.cwd().resolve() else [f"cd {in_shell(folder)}"]
-    for command in (*inside, f"flbench run {source}", f"flbench tune {source}", "pytest"):
+    source = f"flbench_{name}/{name}.py:{class_name}"
+    tried = f"flbench run {source}", f"flbench tune {source}", "pytest"
+    for command in (f"cd {in_shell(folder)}", *tried):
         console.line(f"  {command}")
-
-
-def _write(folder: Path, values: dict[str, str]) -> list[str]:
-    """Write the files, all of them or none, and return their paths below the folder."""
-    written = []
-    with TemporaryDirectory() as place:
-        for path, template in FILES.items():
-            text = "" if template is None else (TEMPLATES / template).read_text("utf-8")
-            written.append(Template(path).substitute(values))
-            file = Path(place, written[-1])
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(Template(text).substitute(values), encoding="utf-8")
-        shutil.copytree(place, folder, dirs_exist_ok=True)
-    return written

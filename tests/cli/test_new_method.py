@@ -152,19 +152,3 @@ def test_nothing_is_overwritten(here, capsys):
         assert folder.partition("/")[0] in capsys.readouterr().err
     assert Path("file").read_text() == Path("full", "pyproject.toml").read_text() == "mine"
     assert len(list(Path("full").iterdir())) == 1
-
-    Path("repository", ".git").mkdir(parents=True)
-    assert app.main(["new-method", "idea", "--out", "repository"]) == 0
-    assert Path("repository", "README.md").is_file()
-
-
-def test_disk_that_is_full_leaves_nothing(here, monkeypatch):
-    def full(self, *arguments, **options):
-        if self.name == "README.md":
-            raise OSError(28, "No space left on device", str(self))
-        return open(self, *arguments, **options)
-
-    monkeypatch.setattr(Path, "open", full)
-
-    assert app.main(["new-method", "idea"]) == 1
-    assert list(here.iterdir()) == []
