@@ -21,7 +21,7 @@ def curves(run: Any) -> "Figure":
     from flbench.results import reading
 
     rows = reading.read(run.path).rows
-    return pictures.curves([(str(run.summary["algorithm"]), rows)], run.config.evaluation.best)
+    return pictures.curves(rows, run.config.evaluation.best)
 
 
 def per_class(run: Any) -> "Figure":

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from flbench.config.schema import BestConfig
 from flbench.config.sources import leaves
 from flbench.metrics import names as metric_names
-from flbench.reports.picture import Picture, in_legend, literal, plain, short
+from flbench.reports.picture import Picture, literal, plain
 from flbench.reports.shown import (
     Chapter,
     Column,
@@ -62,7 +62,7 @@ def render(run: StoredRun) -> str:
 def drawn_curves(run: StoredRun) -> Drawn:
     """Return the curves of a run for its page."""
     by = run.config.evaluation.best
-    figure = curves([(run.summary["algorithm"], run.rows)], by)
+    figure = curves(run.rows, by)
     return Drawn("curves", "Curves", f"{by.title} and training loss over the rounds.", figure)
 
 
@@ -88,21 +88,19 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 @literal
-def curves(runs: Sequence[tuple[str, Sequence[Row]]], by: BestConfig = BY_ACCURACY) -> Picture:
+def curves(rows: Sequence[Row], by: BestConfig = BY_ACCURACY) -> Picture:
     """Draw validation accuracy (test accuracy, if a run has none) and training loss over rounds.
 
     Args:
-        runs: Name and lines of metrics.csv of each run.
+        rows: Lines of metrics.csv.
         by: Section `evaluation.best`: the metric where there are no classes.
     """
     figure = Picture(figsize=(9.0, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    validated = all(_line(rows, "validation", "personal", by.column)[0] for _, rows in runs)
-    split = "validation" if validated else "test"
-    for k, (name, rows) in enumerate(runs):
-        style = line_style(k) | {"label": in_legend(short(name, 40))}
-        left.plot(*_line(rows, split, "personal", by.column), marker=".", **style)
-        right.plot(*_line(rows, "train", "", "loss"), **style)
+    is_validated = bool(_line(rows, "validation", "personal", by.column)[0])
+    split = "validation" if is_validated else "test"
+    left.plot(*_line(rows, split, "personal", by.column), marker=".")
+    right.plot(*_line(rows, "train", "", "loss"))
     left.set(xlabel="round", ylabel=f"{split} {by.title}")
     right.set(xlabel="round", ylabel="training loss")
     if by == BY_ACCURACY:
@@ -111,19 +109,7 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]], by: BestConfig = BY_ACCURA
     for axes in (left, right):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         plain(axes)
-    if len(runs) > 1:
-        left.legend(frameon=False)
     return figure
-
-
-def line_style(index: int) -> dict[str, Any]:
-    """Return colour and dashes of one of several lines; ten colours, then the same with dashes.
-
-    >>> line_style(1), line_style(11)
-    ({'color': 'C1', 'linestyle': '-'}, {'color': 'C1', 'linestyle': '--'})
-    """
-    dashes = ("-", "--", ":", "-.")
-    return {"color": f"C{index % 10}", "linestyle": dashes[index // 10 % len(dashes)]}
 
 
 def _line(rows: Sequence[Row], *which: str) -> tuple[list[int], list[float]]:
