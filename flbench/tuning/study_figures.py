@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from flbench.reports.picture import Picture, literal
 from flbench.results.study_folder import Trial, best_trial
@@ -106,6 +106,9 @@ def scatter(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) -> 
             plot.set_xlim(-0.5, len(known) - 0.5)
         elif axis.log:
             plot.set_xscale("log")
+            plot.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            plot.xaxis.set_major_formatter("{x:g}")
+            plot.xaxis.set_minor_formatter(NullFormatter())
         plot.margins(y=0.12)
         _plain(plot)
         plot.tick_params(axis="x", rotation=40 if sum(map(len, map(shown, known))) > 22 else 0)

@@ -90,7 +90,11 @@ def test_pictures_show_the_numbers_of_the_study(path):
     shown = [tick.get_text() for tick in comparison.get_yticklabels()]
     assert shown == ["hfcd tuned", "hfcd", "fedavg"]
     assert len(parallel.collections[0].get_segments()) == 3  # the failed trial has no score
-    assert len(study.plot("scatter", "hfcd").axes) == len(handmade.SPACE)
+    scatter = study.plot("scatter", "hfcd")
+    assert len(scatter.axes) == len(handmade.SPACE)
+    scatter.draw_without_rendering()
+    labels = [one.get_text() for ax in scatter.axes for one in ax.get_xticklabels(which="both")]
+    assert not [text for text in labels if "$" in text]  # mathtext would be shown as it is written
     with pytest.raises(fl.UserError, match="3, and 8 are needed"):
         study.plot("importance", "hfcd")
     with pytest.raises(fl.UserError, match="Did you mean `fedavg-parallel`"):
