@@ -15,7 +15,7 @@ from PIL import Image
 from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.config.sources import from_overrides
 from flbench.core.errors import DataError
-from flbench.data import catalogue, folders, npz_files, sources, tables
+from flbench.data import catalogue, folders, known_sets, npz_files, sources, tables
 from flbench.data import images as image_files
 from flbench.data.federation import build
 from flbench.data.folders import Folder
@@ -1003,3 +1003,54 @@ def test_archives_are_unpacked_by_two_processes_at_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "rename", late)
     assert len(load(path).x)
+
+
+def test_torchvision_files_that_were_cut_short_are_refused(tmp_path):
+    raw = tmp_path / "MNIST" / "raw"
+    for part in ("train", "t10k"):
+        write_idx(raw / f"{part}-images-idx3-ubyte", np.zeros((6, 28, 28)))
+        write_idx(raw / f"{part}-labels-idx1-ubyte", np.arange(6))
+    file = raw / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:500])
+
+    with pytest.raises(DataError, match="damaged"):
+        sources.load(DataConfig(name="mnist", root=tmp_path))
+
+
+def test_linked_client_folders_and_tables_are_read(tmp_path):
+    write_folder(tmp_path / "pool", class_folders())
+    folder = write_folder(tmp_path / "x", {f"n/{k}": v for k, v in class_folders().items()})
+    (folder / "s").symlink_to("../pool")
+    tables = write_folder(tmp_path / "t", {"north.csv": WARDS["north.csv"]})
+    (tables / "south").symlink_to(write_folder(tmp_path / "u", {"b.csv": WARDS["south.csv"]}))
+
+    assert load(folder, client="folder").group_names == ("n", "s")
+    assert load(tables).group_names == ("north", "south/b")
+
+
+def test_fields_that_are_too_large_are_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("a,y\n" + "0" * 200_000 + ",\n")
+
+    with pytest.raises(DataError, match=r"x\.csv"):
+        load(tmp_path / "x.csv")
+
+
+def test_all_data_sets_of_fedcpmd_are_known():
+    names = "cifar10 cifar100 cinic10 emnist_byclass fashionmnist organamnist mnist svhn"
+
+    assert {*names.split(), "tinyimagenet"} <= set(known_sets.known())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PLAIN.to_csv(index=False, sep="|"),
+        "\ufeffSEP=;\r\n" + PLAIN.to_csv(index=False, sep=";", decimal=",", lineterminator="\r\n"),
+        PLAIN.to_csv(index=False, quoting=1).replace(",", ", "),
+    ],
+)
+def test_bars_quotes_and_a_line_that_names_the_separator_are_read(tmp_path, content):
+    data = load(write_zip(tmp_path / "x.zip", {"a.csv": content.encode()}))
+
+    assert data.x.tolist() == [[1.5, 0], [2.25, 1], [3.5, 0], [4, 1]]
+    assert data.y.tolist() == [0, 1, 1, 0]

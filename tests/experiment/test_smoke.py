@@ -163,6 +163,18 @@ class Hooks(Net):
         return h
 
 
+class Flag(Net):
+    """Warns once."""
+
+    def make(self):
+        self.warned = False
+
+    def between(self, h):
+        if not self.warned:
+            self.warned = True
+        return h
+
+
 class Assigned(Net):
     def make(self):
         self.register_buffer("n", torch.zeros(()))
@@ -209,12 +221,13 @@ def run(out, net, method="fedavg", engine="sequential", **train):
     return fl.run(method, model=net, **keys(out, engine, **train))
 
 
-def test_a_run_depends_on_its_seed_alone(tmp_path):
+@pytest.mark.parametrize("kind", [All, Flag])
+def test_a_run_depends_on_its_seed_alone(tmp_path, kind):
     found = []
     for seed in (1, 2):
         for seeds in (torch.manual_seed, np.random.seed, random.seed):
             seeds(seed)
-        found.append(run(tmp_path / str(seed), All))
+        found.append(run(tmp_path / str(seed), kind))
 
     assert found[0].digest == found[1].digest
     assert found[0].metrics.equals(found[1].metrics)
