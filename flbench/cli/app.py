@@ -21,7 +21,7 @@ import typer
 from flbench import __version__
 from flbench.api import settings, verbs
 from flbench.cli.completion import completing
-from flbench.cli.exits import Group, importing, print_error
+from flbench.cli.exits import Command, Group, importing, print_error
 from flbench.cli.options import ALIASES, of_function, of_verbs, option, short_forms
 from flbench.config import trust
 from flbench.core import files, startup
@@ -99,7 +99,7 @@ def command(
         # Typer reads both places.
         vars(called)["__signature__"] = Signature(every)
         called.__annotations__ = {p.name: p.annotation for p in every}
-        app.command(**more)(called)
+        app.command(cls=Command, **more)(called)
         return function
 
     return add
@@ -130,8 +130,8 @@ def training(
         list[str] | None,
         words(
             "[METHOD ...] [key=value ...]",
-            "Method, for example hfcd, or methods, of commands that take several; and overrides of"
-            " configuration keys, for example train.local_epochs=2.",
+            "Method, for example hfcd (`run` trains one, other commands any number); and overrides"
+            " of configuration keys, for example train.local_epochs=2.",
             "methods",
             "keys",
         ),
@@ -142,7 +142,7 @@ def training(
         option(
             "--algo",
             "NAME[,NAME ...]",
-            "The same as METHOD. Can be given several times.",
+            "The same as METHOD.",
             "methods",
         ),
     ] = None,

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from flbench.cli.completion import key_like
 from flbench.core import startup
@@ -38,6 +38,22 @@ class Group(TyperGroup):
         """Call the command that the user named."""
         with exit_codes():
             return super().invoke(ctx)
+
+
+class Command(TyperCommand):
+    """A command, in which an option that takes one value is given at most once."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments. Typer would take the last of several values without a word."""
+        for option in self.params:
+            name = option.opts[0]
+            count = sum(arg == name or arg.startswith(f"{name}=") for arg in args)
+            takes_one = option.param_type_name == "option" and not getattr(option, "multiple", 0)
+            if takes_one and not getattr(option, "is_flag", False) and count > 1:
+                raise UserError(
+                    f"{name} is given {count} times, but takes one value. Give it once."
+                )
+        return super().parse_args(ctx, args)
 
 
 def _in_words(error: Any) -> str:

@@ -47,8 +47,9 @@ def run(
         more |= {"--config": asked["config"], "--out": out}
         pairs = ((name, str(value)) for name, value in more.items() if value is not None)
         typed = shlex.join(map(redact, [*names, *overrides, *chain(*pairs)]))
+        typed += " --seeds 1" + " --dry-run" * dry_run + " --json" * as_json
         raise UserError(
-            f"flbench run trains one method. To compare several: flbench compare {typed} --seeds 1"
+            f"flbench run trains one method. To compare several: flbench compare {typed}"
         )
     given = layers(overrides, aliases, asked["config"], out, *names)
     if resume is not None:

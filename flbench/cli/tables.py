@@ -63,6 +63,7 @@ def _table(runs: "Sequence[StoredRun]") -> Shown:
     settings = settings_of(runs)
     write = score if all(run.config.has_classes for run in runs) else significant
     titles = METRICS | RANKING_TITLES | PROBABILITY_TITLES
+    named = [name for name in ("dataset", "model") if len({run.summary[name] for run in runs}) > 1]
     rows = []
     for run, keys in zip(runs, settings.to_dict("records"), strict=True):
         summary, sent = run.summary, run.summary["communication"]
@@ -73,7 +74,7 @@ def _table(runs: "Sequence[StoredRun]") -> Shown:
         rows.append(
             {f"key {key}": value for key, value in keys.items()}
             | {"round": f"{summary['best']['round']}/{ended_after(summary)}"}
-            | {"method": summary["algorithm"], **test}
+            | {"method": summary["algorithm"], **test, **{name: summary[name] for name in named}}
             | {"up": sent["up_bytes"], "down": sent["down_bytes"] + sent["setup_bytes"]}
             | {"peer": sent["peer_bytes"] or None}
             | {"seconds": spent["train"] + spent["evaluate"] if spent else None}
@@ -83,6 +84,7 @@ def _table(runs: "Sequence[StoredRun]") -> Shown:
         "Test metrics at the best round by validation; bytes and seconds of all rounds",
         {
             "method": Column("method"),
+            **{name: Column(name) for name in named},
             **{f"key {key}": Column(key.replace(".", ".\n"), str) for key in map(str, settings)},
             "round": Column("round", str),
             **{name: Column(title, write) for name, title in titles.items()},

@@ -89,6 +89,21 @@ def test_run_without_a_terminal_prints_a_line_per_evaluation_and_a_table(flbench
     assert "\x1b" not in out + err
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "values"),
+    [("run", "--config", ("a.yaml", "b.yaml")), ("tune", "--trials", ("3", "4"))],
+    ids=str,
+)
+def test_option_that_takes_one_value_is_refused_twice(flbench, command, option, values):
+    first, second = values
+
+    code, out, error = flbench(command, "x", option, first, "train.rounds=1", f"{option}={second}")
+
+    assert code == 2
+    assert not out
+    assert error.startswith(f"error: {option} ")
+
+
 @pytest.mark.slow
 def test_data_file_gives_titles_its_name(flbench, tmp_path):
     keys = (*SMALL, "algorithm=local", f"data.path={write_npz(tmp_path / 'hosp.npz', n=200)}")
@@ -313,9 +328,9 @@ def test_show_prints_tables_of_finished_and_interrupted_runs(flbench, tmp_path):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Folder with runs of two methods, which differ in seed and partition, and with a study."""
+    """Folder with a study and runs that differ in method, net, seed and partition."""
     folder = tmp_path_factory.mktemp("shown")
-    others = ("algorithm=fedavg", "partition.alpha=2")
+    others = ("algorithm=fedavg", "partition.alpha=2", "model.name=logistic")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for keys in (("algorithm=local",), ("algorithm=local", "seed=1"), others):
@@ -338,9 +353,10 @@ def test_show_has_a_column_for_each_key_that_differs(flbench, runs):
         if line.split()[:1] in (["method"], ["local"], ["fedavg"])
     ]
     assert heads.index("seed") < heads.index("round")
-    places = heads.index("seed"), heads.index("alpha")
+    assert "dataset" not in heads
+    places = [heads.index(name) for name in ("seed", "alpha", "model")]
     found = sorted(tuple(line[place] for place in places) for line in lines)
-    assert found == [("0", "0.5"), ("0", "2.0"), ("1", "0.5")]
+    assert found == [("0", "0.5", "mlp"), ("0", "2.0", "logistic"), ("1", "0.5", "mlp")]
 
 
 @pytest.mark.slow
