@@ -18,6 +18,7 @@ from flbench.results.study_folder import StoredStudy, Trial
 from flbench.tuning.request import OTHER_DATA
 
 COMPARED: Final = (*SECTIONS, "algorithm.", "engine.precision")
+SEARCHED_BY: Final = "accuracy"  # the metric that a comparison ranks by, unless its report is asked
 UNCOMPARED: Final = (*WITHOUT, "data.source", "data.sha256", "partition.sha256", "algorithm.name")
 """Keys that name a file or a seed; data and partitions are compared by their hashes."""
 
@@ -121,17 +122,23 @@ def about(
             " tuned. A difference between a tuned method and one with default parameters is in"
             " part the gain from tuning."
         )
+    if study.header.metric != SEARCHED_BY:
+        different.append(f"the metric: {study.header.metric} there, {SEARCHED_BY} here")
     if different:
         found.append(
             f"The parameters are those that the study {name} has found in another setting:"
             f" {'; '.join(different)}. They need not be the best ones here. Tune the methods in the"
             " setting of the comparison before you claim that one is better."
         )
-    seed, partition = _search_seeds(study)
-    # Some schemes make the same partition for all seeds.
-    first = samples.federation(cells[0]).partition.hash()
-    if first == study.header.partition_hash or any(
-        one.config.seed == seed or one.config.partition_seed == partition for one in cells
+    seeds = _search_seeds(study)
+    # The partition of a repetition costs time, so only those that can be equal are made: most
+    # schemes make another one for another seed, the others the same one for all seeds.
+    tried = [one for one in cells if not one.repetition or one.config.partition_seed == seeds[1]]
+    wanted = study.header.partition_hash
+    if seeds[0] in {one.config.seed for one in cells} or any(
+        samples.federation(one).partition.hash() == wanted
+        for one in tried
+        if one.method == cells[0].method
     ):
         found.append(
             f"Repetitions have the seed or the partition of the search of the study {name}, by"

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from flbench.callbacks import Callback, RunView
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer
-from flbench.core import files
 from flbench.core.errors import RunError, UserError
 from flbench.core.system_errors import as_flbench_errors
 from flbench.core.user_code_errors import note_of
@@ -31,7 +29,6 @@ def train(task: Task, federation: Federation, partition: PartitionFiles) -> Outc
         KeyboardInterrupt: A stop signal has arrived; the job is saved.
     """
     begin = time.monotonic()
-    wait_until_free(task.path, task.layer)
     listener = _Notes()
     outcome = Outcome(None)
     try:
@@ -47,13 +44,6 @@ def train(task: Task, federation: Federation, partition: PartitionFiles) -> Outc
     except Exception as error:  # noqa: BLE001  # an own net or loss of the user may raise anything
         outcome = Outcome(f"{type(error).__name__}: {' '.join(str(error).split())}")
     return replace(outcome, notes=tuple(listener.sentences), seconds=time.monotonic() - begin)
-
-
-def wait_until_free(path: Path | None, config: Layer) -> None:
-    """Wait for the end of a process on a machine that was lost, which writes to a run folder."""
-    end = time.monotonic() + config.tree["engine"]["wait_seconds"]
-    while path is not None and files.is_locked(path) and time.monotonic() < end:
-        time.sleep(1.0)
 
 
 def run_or_resume(

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -236,7 +237,7 @@ class StudyReport:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the search: unfinished trials, unequal budgets, scores that tell nothing."""
+        """Notes: what is unfinished, unequal budgets, and why cells cannot be compared."""
         study, notes = self.study, list(self.study.left_out)
         ended = sum(trial.state != "running" for trial in study.trials)
         done, left = "", sum(state in ("unfinished", "waiting") for state in self.cells)
@@ -247,6 +248,11 @@ class StudyReport:
         if done:
             again = how_to_resume(study.path, "tune")
             notes.append(f"Interrupted, or still running: {done}. Resume with `{again}`.")
+        started = Counter(trial.method for trial in study.trials)
+        short = [name for name in study.methods if started[name] < study.header.trials_of(name)]
+        if short and len(study.methods) > 1:
+            few = ", ".join(f"{started[name]} of {name}" for name in short)
+            notes.append(f"The budget is not equal yet: of {self._budget}, {few} have begun.")
         if not study.header.seeds:
             notes.append("No repetitions (`seeds=0`): test parts were not evaluated.")
         return [*notes, self.why_not] if self.why_not else notes

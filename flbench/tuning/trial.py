@@ -7,6 +7,7 @@ directory of the trial, and each report has a copy of it as its checkpoint.
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 from flbench.callbacks import Callback, RunView
 from flbench.config.resolve import read, resolve
 from flbench.config.sources import Layer, from_values, has_value, leaves
+from flbench.core import files
 from flbench.core.errors import ConfigError, DivergedError, RunError, UserError
 from flbench.core.plain_yaml import to_yaml
 from flbench.data.federation import Federation
 from flbench.experiment import checkpoint
 from flbench.jobs.job import Task
 from flbench.jobs.samples import PartitionFiles
-from flbench.jobs.training import run_or_resume, wait_until_free
+from flbench.jobs.training import run_or_resume
 from flbench.results.summary import RunningSummary
 from flbench.tuning.scores import metrics_at, reported
 from flbench.tuning.search_space import why_not_searched
@@ -159,7 +161,9 @@ def of_study(
     from ray import tune
 
     base, folder = bases[config["method"]], TrialFolder(study, config["method"], config["index"])
-    wait_until_free(folder.path, base.config)
+    patience = time.monotonic() + base.config.tree["engine"]["wait_seconds"]
+    while files.is_locked(folder.path) and time.monotonic() < patience:
+        time.sleep(1.0)  # until the process on a machine that was lost has ended
     given = {
         "seed": base.config.tree["seed"],
         "params": config["params"],

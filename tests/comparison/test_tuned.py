@@ -63,6 +63,26 @@ def test_repetitions_with_the_seed_or_the_partition_of_the_search_have_a_note(st
         assert study.name in sentence
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("has_it", [True, False])
+def test_the_partition_of_the_search_has_a_note_in_any_place_whatever_the_seeds(
+    study, tmp_path, has_it
+):
+    [other] = design(study, ("seed", 2), seeds=1).cells()
+    for name, content in zip(("npz", "json"), LoadedSamples().partition(other), strict=True):
+        (tmp_path / f"partition.{name}").write_bytes(content)
+    paths = [tmp_path / "partition.npz"]
+    paths += [study / "trials/fedavg/000/partition.npz"] if has_it else []
+    left = {key: one for key, one in KEYS.items() if not key.startswith("partition.")}
+    values = {**left, "train.rounds": 1, "seed": 1, "partition.scheme": "file"}
+    base = merge([from_overrides([f"{key}={value}" for key, value in values.items()])])
+    one = design(study).altered(base=base, grid={"partition.path": tuple(map(str, paths))})
+
+    _, *independent = notes(one)
+
+    assert len(independent) == has_it  # beside the note about the other setting
+
+
 @pytest.mark.parametrize(
     ("key", "value", "there"),
     [
@@ -94,11 +114,18 @@ def test_each_key_that_differs_is_named_with_both_values(study, key, value, ther
 
 
 @pytest.mark.slow
-def test_other_data_are_named(study, tmp_path):
+def test_other_data_and_another_metric_are_named(study, tmp_path):
     write_npz(tmp_path / "mine.npz", n=600)
     own = ("data.path", tmp_path / "mine.npz"), ("seed", 1)
     [sentence] = notes(design(study, *own))
     assert re.search(r"digits \(\w{6}\) there, mine \(\w{6}\) here", sentence)
+    shutil.copytree(study, tmp_path / "auroc")
+    tree = json.loads((study / "study.json").read_text())
+    studies.write(tmp_path / "auroc" / "study.json", tree | {"metric": "macro_f1"})
+    other_metric = design(tmp_path / "auroc", ("seed", 1))
+    [sentence] = notes(other_metric)
+    assert "macro_f1" in sentence
+    prepare(other_metric, LoadedSamples(), 1)  # no key of the setting differs
 
 
 @pytest.mark.parametrize(

@@ -310,5 +310,6 @@ def test_searches_at_equal_steps(tmp_path):
     assert each == {"fedavg": (4, steps["fedavg"] / 4), "ditto": (2, steps["ditto"] / 2)}
     shown = {row["method"]: row for row in found.report.table.rows}
     assert {name: row["steps"] for name, row in shown.items()} == steps
+    assert not any("not equal yet" in note for note in found.report.notes)
     assert app.main(["tune", "--resume", str(study)]) == 0
     assert len(records(study)) == 6

@@ -1,10 +1,11 @@
 """Trains several jobs at the same time, in the workers of a pool."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from flbench.jobs.job import Job, Outcome, Task
-from flbench.jobs.launchers.attempts import Attempts
+from flbench.jobs.launchers.attempts import Attempts, Lost
 from flbench.jobs.launchers.shipped import Store
 from flbench.workers.pool import Pool
 
@@ -27,10 +28,11 @@ class Pooled:
         pool: Pool,
         store: Store,
         attempts: Attempts,
+        lost: Lost,
     ) -> None:
         self.at_once = at_once
         self._pool, self._store = pool, store
-        self._attempts = attempts
+        self._attempts, self._lost = attempts, lost
         self._running: dict[str, _Running] = {}
 
     def begin(self, job: Job, task: Task) -> None:
@@ -39,17 +41,29 @@ class Pooled:
         self._pool.submit(job.name, "train", task, sent.samples, sent.rest, sent.partition)
 
     def ended(self) -> Iterable[tuple[Job, Outcome]]:
+        yield from self._begin_again()
+        if not self._running:
+            time.sleep(PERIOD)
         for one in self._pool.ended(PERIOD):
             job, task = self._running.pop(one.key)
             outcome: Outcome | None = one.value
             if one.lost is not None:
                 outcome = self._attempts.after_loss(job, one.lost)
                 if outcome is None:
-                    self.begin(job, task)
+                    self._lost.add(job, task)
                     continue
             assert outcome is not None
             self._store.release(job)
             yield job, outcome
+
+    def _begin_again(self) -> Iterator[tuple[Job, Outcome]]:
+        """Begin lost jobs again; yield those that cannot be begun."""
+        for job, task, outcome in self._lost.free():
+            if outcome is None:
+                self.begin(job, task)
+            else:
+                self._store.release(job)
+                yield job, outcome
 
     def close(self) -> None:
         """End all workers, also in the middle of a job, which resumes from its checkpoint."""
