@@ -50,7 +50,7 @@ def predict(
     loaded = _load(path, client, asked)
     rows: list[dict[str, Any]] = []
     for given in inputs:
-        for samples in unlabelled.read(given, loaded.layout):
+        for samples in unlabelled.read(given, loaded.layout, _note):
             _note_unknown_words(loaded, samples)
             rows += _predictions(loaded, samples)
     if out is not None:

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flbench.data.partition import split_client
+from flbench.config.schema import PartitionConfig
+from flbench.core.errors import DataError
+from flbench.data.dataset import PARTS, Dataset
+from flbench.data.partition import ClientParts, split_client
 from flbench.data.schemes import Indices
 
 
@@ -51,6 +54,20 @@ def notes_on_groups(
         " since partition.scheme does not keep them together."
     )
     return [note] * bool((owners > 1).any())
+
+
+def check_groups(
+    partition: ClientParts, dataset: Dataset, groups: Indices, config: PartitionConfig
+) -> None:
+    """Raise a DataError if a client of a saved partition has a group in several parts."""
+    for client in range(partition.clients):
+        found = [np.unique(groups[partition.parts[part][client]]) for part in PARTS]
+        if len(np.unique(np.concatenate(found))) < sum(map(len, found)):
+            raise DataError(
+                f"the partition {config.path} has samples with the same `{dataset.blocks_of}`"
+                f" (data.group) in several parts of client {partition.called(client)}. Make it with"
+                " data.group, or leave data.group out."
+            )
 
 
 def split_by_position(

@@ -62,9 +62,8 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     names = labels.class_names(sorted({label for _, label, _ in entries}))
     classes = labels.in_order(set(names.values()))
     used = [entry for _, _, entry in entries]
-    notes: tuple[str, ...] = ()
-    if parted and (count := sum(map(is_image, folder.names)) - len(used)):
-        notes = (f"data: {count:,} images outside of the folders train and test are not used.",)
+    images = "images of train/CLASS/ and test/CLASS/" if parted else "images"
+    notes = folder.left_out(used, f"{images}, {', '.join(SUFFIXES)} files, are")
     resized = f"-{size[0]}x{size[1]}" if size else ""
     cache = files.cache_folder() / f"images-{folder.fingerprint(used)[:32]}{resized}.npy"
     try:

@@ -38,15 +38,20 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
             where, tree = folder.place(entry), json.loads(folder.read(entry))
             for user in dict.fromkeys(tree["users"]):
                 x, y = (tree["user_data"][user][key] for key in "xy")
+                if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
+                    raise ValueError(f"`x` and `y` of the user `{user}` are not equally long lists")
                 found.setdefault(str(user), []).extend(zip(x, y, strict=True))
         x, y = ([pair[k] for pairs in found.values() for pair in pairs] for k in (0, 1))
         groups = np.repeat(np.arange(len(found)), [*map(len, found.values())])
-        about: dict[str, Any] = {"groups": groups, "group_names": tuple(found)}
+        notes = folder.left_out(files, "LEAF's files are .json")
+        about: dict[str, Any] = {"groups": groups, "group_names": tuple(found), "notes": notes}
         if isinstance(x[0], str):
             return _of_texts(config, x, y, where, about)
         numbers: NDArray[Any] = np.array(x, dtype=np.float32)
         if numbers.ndim != 2 or not numbers.size or not np.isfinite(numbers).all():
             raise ValueError("samples must be lists of equally many finite numbers, or texts")
+        if not all(isinstance(label, str | int | float) for label in y):
+            raise ValueError("labels must be numbers or texts")
         side = isqrt(numbers.shape[1])
         if side > 1 and side * side == numbers.shape[1]:
             numbers = numbers.reshape(-1, 1, side, side)

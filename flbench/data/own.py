@@ -485,7 +485,8 @@ def _array(value: Any, what: str = "`data`") -> NDArray[Any]:
             value = value.detach().cpu()
             value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
         if isinstance(value, list | tuple):
-            is_special = any(isinstance(one, torch.Tensor) or _is_image(one) for one in value)
+            kinds = (torch.Tensor, np.ma.MaskedArray)  # NumPy does not read them as this does
+            is_special = any(isinstance(one, kinds) or _is_image(one) for one in value)
             value = [_array(one, what) for one in value] if is_special else value
         return np.asarray(images.as_seen(value) if _is_image(value) else value)
     except (ValueError, TypeError, RuntimeError) as error:

@@ -125,8 +125,6 @@ def load(path: Path, dataset: Dataset) -> ClientParts:
         labels, clients, names = about["labels"], about["clients"], about["client_names"]
         if about.get("transformed") is not None:
             raise ValueError("its scheme transforms samples: name it again in partition.scheme")
-        if dataset.blocks is not None and about.get("group") != dataset.blocks_of:
-            raise ValueError(f"it was made without data.group={dataset.blocks_of}")
         if labels != label_hash(dataset):
             raise ValueError(
                 f"it was made for other labels, those of the data set `{about['dataset']}`"

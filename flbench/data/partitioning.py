@@ -108,6 +108,10 @@ def _saved(dataset: Dataset, config: PartitionConfig, imbalance: float) -> Clien
             f"`partition.clients`={config.clients}, but the saved partition {config.path} has"
             f" {loaded.clients} clients. Leave partition.clients out."
         )
+    if dataset.blocks is not None:
+        from flbench.data.group_splits import check_groups
+
+        check_groups(loaded, dataset, dataset.blocks, config)
     return loaded
 
 

@@ -40,6 +40,7 @@ MAX_WORDS: Final = 1_000  # of one column
 FEW_WORDS: Final = 10  # a column with more words must have, on average, two values for each
 CONTINUOUS: Final = 20  # a label with more values must have, on average, two rows for each
 FEW_IDENTIFIERS: Final = 8  # fewer values are categories
+FEW_ROWS: Final = 10  # consecutive numbers of fewer rows are a coincidence
 LARGEST: Final = float(np.finfo(np.float32).max)
 RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", re.DOTALL)
 SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -96,9 +97,10 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
         frames[place] = frame[: filled[-1] + 1]  # spreadsheets add rows
     where = str(folder.path)
     dataset = from_frames(frames, where, config.title, label, drop, group, key="data.drop")
+    notes = (*folder.left_out(entries, f"tables are {', '.join(SUFFIXES)} files"), *dataset.notes)
     if folder.names == [folder.path.name] and folder.path.is_file():
-        return replace(dataset, groups=None, group_names=())
-    return replace(dataset, group_names=client_names(entries))
+        return replace(dataset, groups=None, group_names=(), notes=notes)
+    return replace(dataset, group_names=client_names(entries), notes=notes)
 
 
 def from_frames(
@@ -289,6 +291,13 @@ def _csv(path: Path, texts: Callable[[list[str]], Sequence[str | None]]) -> "pd.
         again = [k for k, kind in enumerate(found.dtypes) if kind in (bool, object)]
         if again:
             found[again] = pd.read_csv(path, usecols=again, dtype=str, **form)
+    if len(header) > 1 and found.iloc[:, -1].isna().any():  # pandas fills rows that are too short
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, delimiter=separator, skipinitialspace=True)
+            next(rows)  # the names of the columns, or `sep=;`
+            short = [rows.line_num for row in rows if 0 < len(row) < len(header)]
+        if short:
+            raise ValueError(f"line {short[0]} has fewer fields than the names of the columns")
     found.columns = pd.Index(header)
     return found
 
@@ -485,16 +494,29 @@ def _is_free(x: NDArray[np.float32], words: Sequence[str]) -> bool:
 
 def _notes(table: "pd.DataFrame", key: str) -> tuple[str, ...]:
     """Return a note on columns that identify rows, or what several rows come from."""
-    found = [
-        f"`{column}`"
-        for column in table
-        if IDENTIFIER.fullmatch(str(column))
-        and table[column].dtype.kind != "f"
-        and table[column].nunique() >= FEW_IDENTIFIERS
-    ]
+    found = [f"`{column}`" for column in table if _identifies(table[column])]
     note = (
-        f"data: {', '.join(found)} looks like an identifier, and the net gets it as a feature."
+        f"data: {', '.join(found)} counts or identifies rows, and the net gets it as a feature."
         f" Leave it out by {key}; or, if several rows come from one patient, person or device, keep"
         " them in one part of a client by data.group."
     )
     return (note,) if found else ()
+
+
+def _identifies(column: "pd.Series[Any]") -> bool:
+    """Return whether a column has the name of an identifier, or counts the rows in any order.
+
+    Whole numbers that count have no gap, in all tables together or in each of them.
+    """
+    if column.dtype.kind == "f" or len(column) < FEW_ROWS:
+        return False
+    if IDENTIFIER.fullmatch(str(column.name)):
+        return len({*_texts(column)[1]}) >= FEW_IDENTIFIERS
+    if column.dtype.kind not in "iu" or column.isna().any():
+        return False
+    of_tables = [values for _, values in column.groupby(level=0)]
+    return any(
+        all(values.is_unique and values.max() - values.min() < len(values) for values in parts)
+        for parts in ([column], [values for values in of_tables if len(values) > 1])
+        if parts
+    )

@@ -42,9 +42,9 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
             f" characters, and {least} are needed (data.text.window={keys.window},"
             f" data.text.shortest={keys.shortest}). Lower these keys, or add longer texts."
         )
-    notes: tuple[str, ...] = ()
+    notes = folder.left_out(files, "texts are .txt files")
     if len(kept) < len(files):
-        notes = (
+        notes += (
             f"data: {len(files) - len(kept):,} of {len(files):,} texts have fewer than {least:,}"
             " characters and are left out.",
         )
@@ -115,14 +115,18 @@ def numbers_of(text: str, characters: Sequence[str], where: str) -> NDArray[Any]
     Raises:
         DataError: A character is not in the vocabulary.
     """
-    position = {character: k for k, character in enumerate(characters)}
-    if unknown := sorted({*text} - position.keys()):
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    known = np.array([ord(one) for one in characters], dtype=np.uint32)
+    order = np.argsort(known)
+    places = np.searchsorted(known[order], codes).clip(max=len(known) - 1)
+    wrong = np.flatnonzero(known[order][places] != codes)
+    if len(wrong):
+        line = text.count("\n", 0, int(wrong[0])) + 1
         raise DataError(
-            f"{where}: the character {unknown[0]!a} is not one of the {len(position)} of the"
-            " vocabulary. Replace it."
+            f"{where}, line {line}: the character {text[wrong[0]]!a} (position {wrong[0]} of"
+            f" the text) is not one of the {len(known)} of the vocabulary. Replace it."
         )
-    kind = np.uint8 if len(position) <= 256 else np.int32
-    return np.fromiter(map(position.__getitem__, text), dtype=kind, count=len(text))
+    return np.asarray(order[places], dtype=np.uint8 if len(known) <= 256 else np.int32)
 
 
 def character_name(character: str) -> str:

@@ -342,7 +342,7 @@ def _normalized_by(
     what = "`normalize_by`"
     if isinstance(samples, Path):
         what = str(samples)
-        samples = np.concatenate([part.x for part in unlabelled.read(samples, model.layout)])
+        samples = np.concatenate([part.x for part in unlabelled.read(samples, model.layout, warn)])
     raw = model.raw(samples, what)
     if not len(raw):
         raise DataError(f"{what} has no samples. Give the samples of the new client.")

@@ -213,6 +213,7 @@ WRONG = [
     ("sample 2", lambda: fl.Data(X[:4], pd.Series(["a", "b", pd.NA, "b"]))),
     ("sample 2", lambda: fl.Data(X[:4], pd.Categorical(["a", "b", None, "b"]))),
     ("labels.*masked", lambda: fl.Data(X, np.ma.masked_equal(Y, Y[1]))),
+    ("masked", lambda: fl.Data([np.ma.masked_equal(row, X[0, 0, 0]) for row in X], Y)),
     ("images.*masked", lambda: fl.Data(np.ma.masked_equal(X, X[0, 0, 0]), Y)),
     ("groups.*masked", lambda: fl.Data(X, Y, clients=np.ma.masked_equal(Y, Y[2]))),
     ("dense", lambda: fl.Data(torch.rand(4, 3).to_sparse(), [0, 1] * 2)),

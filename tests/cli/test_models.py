@@ -142,12 +142,13 @@ def test_samples_of_another_kind_are_refused(flbench, tmp_path, finished_run):
     (tmp_path / "text.png").write_bytes(b"no image")
     np.savez(tmp_path / "wide.npz", x=np.zeros((2, 8, 9), np.uint8))
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    there = "in uint8 with values in [0, 0], and those of the data set [1, 8, 8]"
     for file, words in {
-        "tall.png": "shape [1, 9, 8]",
+        "tall.png": f"shape [1, 9, 8] {there}",
         "bright.png": "values in [200, 200]",
         "colour.png": "grey",
         "text.png": "text.png cannot be decoded",
-        "wide.npz": "shape [1, 8, 9]",
+        "wide.npz": f"shape [1, 8, 9] {there}",
         "table.csv": ".npz",
         "none.png": "none.png",
     }.items():

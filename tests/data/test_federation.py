@@ -199,6 +199,23 @@ def test_normalization_by_client_of_images_and_in_worker_processes():
     assert torch.equal(sent.inputs(rest, torch.float64), made.inputs(rest, torch.float64))
 
 
+def test_normalization_by_client_of_a_constant_channel():
+    x = np.random.default_rng(0).normal(size=(60, 3, 4, 5)).astype(np.float32)
+    x[:, 1] = 3.2
+    data = replace(table(x[:, :, 0, 0], np.zeros(60, dtype=np.int64)), x=x, columns=())
+    config = PartitionConfig(scheme="natural", min_samples=1)
+
+    made = build(data, DataConfig(normalize="client"), config, 0)
+
+    rows = made.partition.parts["train"][0]
+    found = made.inputs(rows, torch.float64).numpy()
+    for channel in (0, 2):
+        values = x[rows, channel].astype(float)
+        wanted = (values - values.mean()) / values.std()
+        np.testing.assert_allclose(found[:, channel], wanted, atol=1e-5)
+    assert not found[:, 1].any()
+
+
 def test_normalization_by_client_is_not_defined_for_a_common_test_set():
     with pytest.raises(DataError, match=r"297 samples that belong to no client.*pool=merged"):
         federation("client")

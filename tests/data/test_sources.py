@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import warnings
 import zipfile
@@ -15,6 +16,7 @@ from PIL import Image
 from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.config.sources import from_overrides
 from flbench.core.errors import DataError
+from flbench.core.parts import offered
 from flbench.data import catalogue, folders, known_sets, npz_files, sources, tables
 from flbench.data import images as image_files
 from flbench.data.federation import build
@@ -306,17 +308,62 @@ def test_data_that_are_not_there_are_refused_with_the_cure(tmp_path, monkeypatch
         sources.load(DataConfig(root=tmp_path, **keys))
 
 
+N = 24
+
+
 @pytest.mark.parametrize(
-    ("names", "is_noted"), [(("id", "patient", "x"), True), (("n", "age", "x"), False)]
+    ("name", "values", "is_noted"),
+    [
+        ("id", range(1, N + 1), True),
+        ("n", range(N), True),
+        ("n", range(N, 0, -1), True),
+        ("n", [123_456_789 + k for k in range(N)], True),
+        ("n", [(5 * k) % N for k in range(N)], True),
+        ("n", [k % (N // 2) for k in range(N)], True),  # in each file
+        ("patient_id", [k * k + 7 for k in range(N)], True),
+        ("age", [k * k + 7 for k in range(N)], False),
+        ("n", [k % 7 for k in range(N)], False),
+        ("width", [k + 0.5 for k in range(N)], False),
+        ("n", [1] * N, False),
+        ("id", [k % 7 for k in range(N)], False),
+        ("patient", [k % 9 for k in range(N)], True),
+    ],
 )
-def test_columns_that_look_like_identifiers_are_noted(tmp_path, names, is_noted):
-    lines = [f"{k},{k % 9},{k / 7},{k % 2}" for k in range(24)]
-    content = "\n".join([",".join([*names, "y"]), *lines]).encode()
+def test_columns_that_number_the_rows_are_noted(tmp_path, name, values, is_noted):
+    rng = np.random.default_rng(0)
+    lines = [f"{value},{rng.normal()},{k % 2}\n" for k, value in enumerate(values)]
+    header = f"{name},x,y\n"
+    files = {"a.csv": lines[: N // 2], "b.csv": lines[N // 2 :]}
+    entries = {file: (header + "".join(part)).encode() for file, part in files.items()}
+
+    data = load(write_zip(tmp_path / "x.zip", entries))
+
+    assert data.columns == (name, "x")
+    found = [note for note in data.notes if f"`{name}`" in note and "Leave" in note]
+    assert len(found) == len(data.notes) == is_noted
+
+
+@pytest.mark.parametrize("header", ["sex,y", "y,sex"])
+def test_names_that_differ_by_case_alone_are_noted(tmp_path, header):
+    """Classes, and words of a column. Letters of an alphabet are classes of their own."""
+    rows = {"sex,y": ["Male,0", "male,1", "Female,0"], "y,sex": ["0,Male", "1,male", "1,Female"]}
+    content = "\n".join([header, *rows[header] * 3]).encode()
 
     data = load(write_zip(tmp_path / "x.zip", {"a.csv": content}))
 
-    assert data.columns == names
-    assert ["`id`, `patient`" in note for note in data.notes] == [True] * is_noted
+    assert len([note for note in data.notes if "'Male'" in note and "'male'" in note]) == 1
+    letters = content.replace(b"Male", b"A").replace(b"male", b"a").replace(b"FeA", b"b")
+    assert load(write_zip(tmp_path / "y.zip", {"a.csv": letters})).notes == ()
+
+
+def test_names_that_differ_by_zeros_or_blanks_are_noted(tmp_path):
+    rows = "".join(f"{k / 7},{name}\n" for k, name in enumerate(["1", "01", "2"] * 4))
+    [note] = load(write_zip(tmp_path / "x.zip", {"a.csv": f"x,y\n{rows}".encode()})).notes
+    assert "'01'" in note
+
+    with offered({"data": Data(np.eye(6), ["a", "b"] * 3, clients=["x", "x ", "z"] * 2)}):
+        [note] = sources.load(DataConfig(source="object")).notes
+    assert "'x '" in note
 
 
 def test_images_beside_train_and_test_folders_are_counted(tmp_path):
@@ -328,17 +375,42 @@ def test_images_beside_train_and_test_folders_are_counted(tmp_path):
     assert np.array_equal(data.x, load(write_zip(tmp_path / "y.zip", images())).x)
     assert (len(data.x), data.train) == (12, 6)
     [note] = data.notes
-    assert "2 images" in note
+    assert "3 files are not read" in note
     assert note in build(data, DataConfig(), PartitionConfig(clients=2, min_samples=1), 0).notes
 
 
-def test_hidden_files_and_those_of_other_kinds_are_not_read(tmp_path):
-    more = {"a/x.heic": b"", ".c/0.png": b"", "__MACOSX/a/._0.png": b"", ".DS_Store": b""}
-    path = write_folder(tmp_path / "x", class_folders() | more)
-    write_folder(tmp_path / "pool", {f"{k}": v for k, v in class_folders("c").items()})
-    (path / "c").symlink_to(tmp_path / "pool" / "c")
+@pytest.mark.parametrize("as_zip", [False, True])
+def test_files_that_are_not_read_are_counted_by_a_note(tmp_path, as_zip):
+    more = {"a/x.heic": b"", "b/y.psd": b"", "README.md": b"", "Thumbs.db": b""}
+    hidden = {".c/0.png": b"", "__MACOSX/a/._0.png": b"", ".DS_Store": b""}
+    path = write_folder(tmp_path / "x", class_folders() | more | hidden)
+    (path / "empty").mkdir()
+    if as_zip:
+        path = Path(shutil.make_archive(str(tmp_path / "x"), "zip", path))
 
-    assert load(path).classes == ("a", "b", "c")
+    data = load(path)
+
+    assert data.classes == ("a", "b")
+    assert [re.findall(r"\d+ files|a/x.heic", note) for note in data.notes] == [
+        ["2 files", "a/x.heic"]
+    ]
+    [note] = load(write_zip(tmp_path / "y.zip", WARDS | {"east.ods": b"", "LICENSE": b""})).notes
+    assert "1 files are not read" in note
+    assert "east.ods" in note
+
+
+def test_linked_class_folders_and_files_are_read(tmp_path):
+    whole = load(write_folder(tmp_path / "whole", class_folders("abc")))
+    folder = write_folder(tmp_path / "x", class_folders())
+    write_folder(tmp_path / "pool", class_folders("c"))
+    (folder / "c").symlink_to(tmp_path / "pool" / "c")
+    (folder / "a" / "0.png").unlink()
+    (folder / "a" / "0.png").symlink_to(tmp_path / "whole" / "a" / "0.png")
+
+    data = load(folder)
+
+    assert (data.classes, data.y.tolist()) == (whole.classes, whole.y.tolist())
+    assert np.array_equal(data.x, whole.x)
 
 
 @pytest.mark.parametrize(
@@ -888,7 +960,9 @@ def test_pipes_and_names_that_are_not_utf8_are_refused(tmp_path):
         (b"age,bp,ill\n30,inf,0\n", None, "b.csv, row 1 .*`bp`"),
         (b"age,bp,ill\n1,1e39,0\n", None, "b.csv, row 1 .*`bp`"),
         (b"age,bp,ill\n30,1_0,0\n", None, "b.csv, row 1 .*`bp`: '1_0'"),
-        (b"age,bp,ill\n30,1\n", None, "b.csv, row 1 .*`ill`"),
+        (b"age,bp,ill\n30,1\n", None, "b.csv .*line 2 "),
+        (b'age,bp,ill\n"3\n0",1,0\n1,2\n', None, "b.csv .*line 4 "),
+        (b"age,ill,bp\n1,0,2\n30,1\n", "ill", "b.csv .*line 3 "),
         (b"age,bp,ill\n30,1,0,4\n", None, "b.csv"),
         (b"age,bp,ill\n30,1,0\n30,1,0,4\n", None, "b.csv .*line 3"),
         (b'age,bp,ill\n30,"1,0\n30,1,0\n', None, "b.csv"),
@@ -1045,6 +1119,7 @@ def test_all_data_sets_of_fedcpmd_are_known():
     "content",
     [
         PLAIN.to_csv(index=False, sep="|"),
+        "sep=,\n" + PLAIN.to_csv(index=False),
         "\ufeffSEP=;\r\n" + PLAIN.to_csv(index=False, sep=";", decimal=",", lineterminator="\r\n"),
         PLAIN.to_csv(index=False, quoting=1).replace(",", ", "),
     ],

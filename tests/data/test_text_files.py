@@ -8,6 +8,7 @@ from flbench.core.errors import ConfigError, DataError
 from flbench.data import sources
 from flbench.data.dataset import PARTS
 from flbench.data.partitioning import make_partition
+from flbench.data.text_files import numbers_of
 
 LINES = {"anna": "to be or not to be, that is the question.\n" * 4, "bo": "a\tb c" * 20, "c": "hi"}
 
@@ -84,6 +85,11 @@ def test_windows_that_overlap_are_not_distributed_to_several_clients(tmp_path):
 def test_wrong_texts_are_refused_with_place_and_cure(tmp_path, texts, keys, said):
     with pytest.raises(DataError, match=said):
         load(folder(tmp_path, texts), **keys)
+
+
+def test_a_character_that_is_not_known_is_named_with_its_line():
+    with pytest.raises(DataError, match=r"bo\.txt, line 2: the character 'z' \(position 3 "):
+        numbers_of("ab\nzb", "\nab", "bo.txt")
 
 
 def test_file_that_is_no_text_is_refused(tmp_path):

@@ -293,6 +293,19 @@ def test_the_vectorized_engine_trains_random_layers_with_numbers_of_its_own(tmp_
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_layer_of_dropout_draws_from_the_seed(tmp_path, engine):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.3), nn.Linear(16, 10))
+    digests = []
+    for number, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(number)
+        given = keys(tmp_path / str(number), local_epochs=2)
+        given["engine"]["name"] = engine
+        digests.append(fl.run("fedavg", model=net, data="digits", seed=seed, **given).digest)
+
+    assert digests[0] == digests[1] != digests[2]
+
+
 @pytest.mark.parametrize("kind", [Assigned, Seen])
 def test_buffers_are_those_of_training_in_every_engine(tmp_path, kind):
     double = {"precision": "64-true", "threads": 1}
@@ -678,6 +691,15 @@ class Module(lightning.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class ClockModule(Module):
+    between = Clock.between
+
+
+def test_a_lightning_module_that_depends_on_something_outside_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="clock"):
+        fl.federate(ClockModule(), "digits", method="fedavg", **keys(tmp_path))
 
 
 class OwnMethod(FedAvg):
