@@ -224,7 +224,7 @@ def test_ranks_count_a_kind_of_partition_once(tmp_path):
 
     found = fl.report(tmp_path)
 
-    assert set(found.kinds.values()) == {
+    assert set(found.tree()["kinds"].values()) == {
         "dirichlet alpha=0.1 balanced=false",
         "dirichlet alpha=1 balanced=false",
     }
