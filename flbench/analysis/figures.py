@@ -4,6 +4,7 @@ A picture is a function of the tables, a place and a width in inches. `PICTURES`
 titles and captions.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -613,10 +614,15 @@ def _label(analysis: Analysis, method: str) -> str:
 
 def _log_bytes(axes: Axes, values: "pd.Series[float]") -> None:
     """Give the axis of bytes a scale with a place for zero, which is logarithmic if it is long."""
-    least = values[values > 0].min()
+    least, most = values[values > 0].min(), values.max()
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    if values.max() > 10 * least:
-        axes.set_xscale("symlog", linthresh=float(least))
+    if most > 10 * least:
+        first, last = math.floor(math.log10(least)), math.floor(math.log10(most))
+        ticks = [10.0**k for k in range(first, last + 1, 1 + (last - first) // 4)]
+        has_zero = bool(values.min() <= 0)
+        axes.set_xscale("symlog", linthresh=ticks[0])
+        axes.set_xticks([0.0] * has_zero + ticks)
+        axes.set_xlim(left=-0.1 * ticks[0] if has_zero else ticks[0])
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.tick_params(axis="x", labelsize=8)
 

@@ -78,7 +78,9 @@ def _sentence(key: str, items: Sequence[Any], layer: Layer, tree: Any) -> str:
         section, _, last = key.rpartition(".")
         hidden = ("source", "sha256") if section == "algorithm" else ()  # flbench writes them
         known = [one for one in _class_at(section, tree).model_fields if one not in hidden]
-        deeper = (f" Did you mean `{one}`?" for one in _keys(Config) if one.endswith(f".{last}"))
+        own = [f"algorithm.{one}" for one in _class_at("algorithm", tree).model_fields]
+        every = [*own, *_keys(Config)] if not section else _keys(Config)
+        deeper = (f" Did you mean `{one}`?" for one in every if one.endswith(f".{last}"))
         hint = did_you_mean(last, known) or next(deeper, "")
         listed = f" Keys there: {', '.join(known)}."
         where = f"`{section}`" if section else "the configuration"

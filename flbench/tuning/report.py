@@ -166,10 +166,13 @@ class StudyReport:
             for method, words in found.items()
         ]
         if any(found.values()):
-            names = " ".join(dict.fromkeys([*found, "fedavg", "local"]))
+            names, header = " ".join(dict.fromkeys([*found, "fedavg", "local"])), self.study.header
+            # Without its setting, `--tuned` takes over what a study on default data had.
+            rounds = "" if header.setting else f" --rounds {header.rounds}"
             said.append(
-                "To compare them with other methods (add the keys of data and training that the"
-                f" study was given): flbench compare {names} --tuned {in_shell(self.study.path)}"
+                "To compare them with other methods (add the other keys of data and training that"
+                f" the study was given): flbench compare {names} --tuned"
+                f" {in_shell(self.study.path)}{rounds}"
             )
         return said
 

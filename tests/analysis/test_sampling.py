@@ -228,7 +228,7 @@ def test_ranks_count_a_kind_of_partition_once(tmp_path):
         "dirichlet alpha=0.1 balanced=false",
         "dirichlet alpha=1 balanced=false",
     }
-    assert len(found.kinds) == 4
+    assert len(found.tree()["kinds"]) == 4
     across = found._analysis.across
     assert (across.places, across.blocks) == (4, 2)
     assert "of 2 kinds of partition" in found.answer[0]

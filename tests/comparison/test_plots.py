@@ -42,6 +42,27 @@ def test_each_picture_has_the_width_that_is_asked_for(one, two):
             figure.draw_without_rendering()
 
 
+@pytest.mark.parametrize("least", [0, 30_000])
+def test_axes_of_bytes_have_no_negative_numbers(tmp_path, least):
+    for method, sent in {"local": least, "fedavg": 50_000_000}.items():
+        matrix(tmp_path / method, {method: METHODS[method]}, sent=sent)
+
+    found = [
+        axes
+        for name in ("convergence", "prices")
+        for axes in fl.report(tmp_path).plot(name).axes
+        if "bytes" in axes.get_xlabel()
+    ]
+
+    for axes in found:
+        low, high = axes.get_xlim()
+        shown = [tick for tick in axes.get_xticks() if low <= tick <= high]
+        assert len(shown) >= 2
+        assert min(shown) >= 0
+        assert (0 in shown) == (least == 0)
+    assert len(found) == 3
+
+
 def test_one_of_several_places_must_be_named(two):
     with pytest.raises(fl.UserError, match=r"name a place\. The places: 'digits, alpha=0\.1'"):
         two.plot("leaders")
