@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -16,7 +17,7 @@ from flbench.config.schema import (
     term_class,
 )
 from flbench.config.sources import DEFAULT, Layer
-from flbench.core.errors import did_you_mean
+from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.text import MASK, redact
 
 BOUNDS: Final = {
@@ -78,8 +79,9 @@ def _sentence(key: str, items: Sequence[Any], layer: Layer, tree: Any) -> str:
         section, _, last = key.rpartition(".")
         hidden = ("source", "sha256") if section == "algorithm" else ()  # flbench writes them
         known = [one for one in _class_at(section, tree).model_fields if one not in hidden]
-        own = [f"algorithm.{one}" for one in _class_at("algorithm", tree).model_fields]
-        every = [*own, *_keys(Config)] if not section else _keys(Config)
+        every = list(_keys(Config))
+        with suppress(ConfigError):  # an unknown method has an error of its own
+            every += [f"algorithm.{one}" for one in _class_at("algorithm", tree).model_fields]
         deeper = (f" Did you mean `{one}`?" for one in every if one.endswith(f".{last}"))
         hint = did_you_mean(last, known) or next(deeper, "")
         listed = f" Keys there: {', '.join(known)}."
