@@ -198,6 +198,7 @@ def carry_on(path: Path, changed: dict[str, Any], caller: Caller) -> campaigns.E
     ):
         prepared = prepare.reopen(folder, changed)
         prepared = replace(prepared, parcel=pack(caller.objects, prepared.configs))
+        study_folder.read(path)  # a damaged trial is named, and nothing is written by what it says
         search.begin_again(folder)
         is_over = search.is_over(folder, prepared)
         with nullcontext() if is_over else cluster(prepared.resources) as driver:
@@ -244,7 +245,7 @@ def _carry_out(
             caller.tell([campaigns.FINISHED.format(path)])
     if error := search_failure(study_folder.read(path)) or ending.error:
         error = f"{path}: {error} All reasons are in {path / 'report.md'}."
-        if ending.failures or search.without_result(folder):
+        if ending.failures or search.has_lost(folder):
             error += f"\nResume with: {folder.resume_command}"
     notes = [*ending.failures, *campaigns.said_of(mirrors, path, caller)]
     return campaigns.Ending(path, error=error, notes=notes)

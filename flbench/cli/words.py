@@ -41,11 +41,6 @@ def layers(
     texts = [(f"--{name}", ALIASES[name].key, text) for name, text in short_forms.items()]
     texts += [] if out is None else [("--out", "output.dir", out)]
     given = from_overrides(overrides, WORDS)
-    for key, texts_of in _texts(overrides).items():
-        if len(texts_of) > 1:
-            raise ConfigError(
-                f"`{key}` is given twice: as {' and as '.join(texts_of)} ({WORDS}). Give it once."
-            )
     named = {} if method is None else {"algorithm": ALGORITHMS.section(method)}
     own = [from_values(named, WORDS)]
     own += [from_overrides([f"{key}={text}"], option) for option, key, text in texts]
@@ -58,16 +53,6 @@ def layers(
     # One layer holds all that the command line sets: merging it over the file drops the keys of a
     # method or net that the command line replaces, and none that the command line sets.
     return [*files, merge([own[0], given, *own[1:]])]
-
-
-def _texts(overrides: Sequence[str]) -> dict[str, list[str]]:
-    """Return the different texts that overrides give each key."""
-    found: dict[str, list[str]] = {}
-    for item in overrides:
-        key, _, text = item.partition("=")
-        texts = found.setdefault(key.strip(), [])
-        texts += [text.strip()] * (text.strip() not in texts)
-    return found
 
 
 def separate(items: Sequence[str]) -> tuple[list[str], list[str]]:

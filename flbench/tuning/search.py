@@ -5,6 +5,7 @@ folders of the trials, give the same proposals, and a trial that was interrupted
 checkpoint. Nothing of Ray Tune's own state is needed for it.
 """
 
+import math
 import shutil
 import sys
 import time
@@ -35,6 +36,7 @@ from flbench.tuning.ray_tune import Reservations, bundles, quiet, reason_of
 from flbench.tuning.request import FACTOR, grace_of
 from flbench.tuning.scores import by_round
 from flbench.tuning.study import (
+    BEGUN,
     ENDS,
     OTHER_METRIC,
     Record,
@@ -65,7 +67,6 @@ LOOK: Final = 4.0
 HOLD: Final = 10.0
 """Seconds that Ray has to find other nodes for what it had reserved on one that is lost."""
 NAMED: Final = 3  # trials that a sentence names
-SEARCH: Final = "search"  # folder of Ray Tune's files within a study, while it runs
 ALIKE: Final = 4  # trials with equal scores at the first rung, of which the user is told
 
 
@@ -76,28 +77,38 @@ def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
 
 
 def begin_again(folder: StudyFolder) -> None:
-    """Remove the trials of methods without a result, which a resumed study trains again.
+    """Let trials of a resumed study begin again that have failed because their worker did.
 
-    Otherwise another trial could win after the trainings of the winner.
+    They do so if their method has no winner. Otherwise another trial could win after the trainings
+    of the winner. The trials of later batches of TPE are removed: Optuna proposed their parameters
+    when the lost trials counted as failures.
     """
-    removed = folder.path / SEARCH
-    for method in without_result(folder):
-        shutil.rmtree(removed, ignore_errors=True)
-        # Renamed first: a kill in between leaves no part of a trial with which it would go on.
-        (folder.path / folder.inside / method).rename(removed)
-        shutil.rmtree(removed)
+    header = folder.description()
+    size = header["batch" if header["search"] == "optuna" else "trials"]
+    first: dict[str, int] = {}  # batch by method
+    for record in _lost(folder):
+        first.setdefault(record["method"], record["index"] // size)  # records are in order
+    for record in [*folder.records()]:
+        if record["index"] // size > first.get(record["method"], math.inf):
+            path = folder.trial(record).path
+            # A kill in between leaves no configuration with which another trial would continue.
+            (path / "config.yaml").unlink(missing_ok=True)
+            shutil.rmtree(path)
+    for record in _lost(folder):
+        folder.trial(record).write(record | BEGUN)
 
 
-def without_result(folder: StudyFolder) -> list[str]:
-    """Return the methods that have no winner, and some of whose trials have lost their workers."""
-    found: dict[str, list[Record]] = {}
-    for record in folder.records():
-        found.setdefault(record["method"], []).append(record)
-    return [
-        method
-        for method, records in found.items()
-        if any(one.get("lost") for one in records) and winner(records) is None
-    ]
+def has_lost(folder: StudyFolder) -> bool:
+    """Return whether a resumed study trains trials again whose workers were lost."""
+    return bool(_lost(folder))
+
+
+def _lost(folder: StudyFolder) -> list[Record]:
+    """Return the records of the trials that `begin_again` lets begin again."""
+    records = list(folder.records())
+    methods = {record["method"] for record in records}
+    won = {name for name in methods if winner(one for one in records if one["method"] == name)}
+    return [one for one in records if one.get("lost") and one["method"] not in won]
 
 
 def carry_out(
@@ -225,7 +236,7 @@ class TrialProgress(JobProgress):
 def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) -> None:
     """Let Ray Tune train what is left, until the end or until it must begin again."""
     samples = prepared.federation.x.numpy()
-    sha256, storage = digest(samples), folder.path / SEARCH
+    sha256, storage = digest(samples), folder.path / "search"
     request, config, scheduler = prepared.request, prepared.config, None
     if request.scheduler == "asha":
         seen, rounds = seen_in(folder, prepared), config.train.rounds

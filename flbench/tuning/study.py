@@ -18,7 +18,7 @@ Record = dict[str, Any]  # content of a trial.json
 ENDS: Final = ("finished", "stopped", "diverged", "failed")
 BEGUN: Final[Record] = {"state": "running", "reason": None, "ended": None, "lost": False}
 """Entries of a trial that begins, or goes on. `lost` is true of one that has failed because its
-worker did, for the last time."""
+worker did, for the last time: a resumed study may train it again."""
 OTHER_METRIC: Final = (
     "Search by another metric (--metric), or with more rounds (--rounds) or validation samples"
     " (partition.split)."

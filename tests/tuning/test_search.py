@@ -171,12 +171,13 @@ def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(tmp_path, w
 @pytest.mark.parametrize(
     ("reasons", "states"),
     [
-        (["the memory of the machine was full", "its machine has ended"], []),
+        (["the memory of the machine was full", "its machine has ended"], ["running", "running"]),
         (["no space left", None], ["failed", "finished"]),
     ],
 )
 def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states):
     """Never where a method has a winner."""
+    (tmp_path / "study.json").write_text(json.dumps({"search": "random", "trials": 2}))
     made = search_of(tmp_path)
     for name, reason in zip("xy", reasons, strict=True):
         made.suggest(name)
@@ -186,14 +187,34 @@ def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states
         made.on_trial_complete(name, None, error=reason is not None)
         if reason is not None:
             made.say_why(name, reason)
-    folder, prepared = StudyFolder(tmp_path), SimpleNamespace(trials={"a": 2})
+    is_lost = states[0] == "running"
+    folder = StudyFolder(tmp_path)
+    prepared = SimpleNamespace(trials={"a": 2})
 
-    assert search.without_result(folder) == ([] if states else ["a"])
+    assert search.has_lost(folder) == is_lost
     search.begin_again(folder)
 
     assert [record["state"] for record in folder.records()] == states
-    assert search.is_over(folder, prepared) == bool(states)
-    assert search.without_result(folder) == []
+    assert search.is_over(folder, prepared) == (not is_lost)
+    assert not search.has_lost(folder)
+
+
+@pytest.mark.parametrize(("kind", "left"), [("random", [0, 1, 2, 3, 4]), ("optuna", [0, 1, 2, 3])])
+def test_proposals_that_learned_from_lost_trials_are_made_again(tmp_path, kind, left):
+    """Trials 2 and 3 are the batch of the first lost one; trial 4 was proposed from failures."""
+    (tmp_path / "study.json").write_text(json.dumps({"search": kind, "batch": 2, "trials": 5}))
+    for index in range(5):
+        is_lost = index > 1
+        record = {"method": "a", "index": index, "state": "failed", "lost": is_lost}
+        folder = TrialFolder(tmp_path, "a", index)
+        folder.path.mkdir(parents=True)
+        folder.write(record | {"seed": 0, "params": {}, "reason": "its machine has ended"})
+
+    search.begin_again(StudyFolder(tmp_path))
+
+    records = list(StudyFolder(tmp_path).records())
+    assert [record["index"] for record in records] == left
+    assert [record["state"] == "running" for record in records] == [k > 1 for k in left]
 
 
 def test_worker_that_fails_because_the_study_stops_is_not_a_failure(tmp_path, connected):
