@@ -531,8 +531,9 @@ def _about_rare(runs: Sequence[StoredRun], chosen: Sequence[str]) -> list[str]:
 
 def _names(metric: str | Sequence[str]) -> list[str]:
     """Return the names of metrics, each once; a UserError if there is none."""
-    parts = metric.split(",") if isinstance(metric, str) else map(str, metric or ())
-    names = [*dict.fromkeys(filter(None, (part.strip() for part in parts)))]
+    given = [metric] if isinstance(metric, str) or not isinstance(metric, Iterable) else metric
+    parts = (part.strip() for one in given if isinstance(one, str) for part in one.split(","))
+    names = [*dict.fromkeys(filter(None, parts))]
     if not names:
         raise UserError(f"metric={metric!r} names no metric. Name one, such as accuracy.")
     return names
@@ -549,8 +550,8 @@ def _targets(given: str | float | Iterable[float] | None, metric: str) -> tuple[
         found = np.ravel(
             [] if parts is None else [*parts] if isinstance(parts, Iterable) else parts
         )
-        values = found.astype(np.float64)
-    except ValueError:
+        values = np.array([nan]) if found.dtype.kind in "bc" else found.astype(np.float64)
+    except (TypeError, ValueError):
         values = np.array([nan])
     limits = (0.0, 1.0) if metric in SHARES else (-LARGEST, LARGEST)
     if not all(limits[0] <= value <= limits[1] for value in values):

@@ -58,9 +58,16 @@ def _table(runs: "Sequence[StoredRun]") -> Shown:
     """Return a table of the keys in which runs differ, and of the tests at their best rounds."""
     from flbench.api.loading import settings_of
     from flbench.reports.run import PROBABILITY_TITLES, RANKING_TITLES
+    from flbench.results.differences import short_hashes, text_of
     from flbench.results.summary import ended_after
 
     settings = settings_of(runs)
+    for key in [*settings]:
+        is_of_one = key.startswith(("algorithm.", "model.")) and settings[key].isna().any()
+        if is_of_one or key.startswith("engine."):  # `fl.runs` has these too
+            del settings[key]
+        else:
+            settings[key] = short_hashes(map(text_of, settings[key]))
     write = score if all(run.config.has_classes for run in runs) else significant
     titles = METRICS | RANKING_TITLES | PROBABILITY_TITLES
     named = [name for name in ("dataset", "model") if len({run.summary[name] for run in runs}) > 1]

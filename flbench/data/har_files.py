@@ -37,12 +37,14 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
             windows = []
             for entry in (f"Inertial Signals/{signal}_{part}.txt" for signal in signals):
                 windows.append(np.loadtxt(folder.file(f"{top}{part}/{entry}"), np.float32, ndmin=2))
+                if not windows[-1].size or not np.isfinite(windows[-1]).all():
+                    raise ValueError("windows that are not finite")
+            entry = "Inertial Signals"
             x.append(np.stack(windows, axis=1))  # [n, channels, length]
             for rows, entry in ((y, f"y_{part}.txt"), (persons, f"subject_{part}.txt")):
                 rows.append(np.loadtxt(folder.file(f"{top}{part}/{entry}"), np.int64, ndmin=1))
-                is_right = x[-1].size and np.isfinite(x[-1]).all()
-                if not is_right or rows[-1].shape != x[-1].shape[:1]:
-                    raise ValueError("not a number for each window, or windows that are not finite")
+                if rows[-1].shape != x[-1].shape[:1]:
+                    raise ValueError("not a number for each window")
         except (OSError, ValueError, OverflowError) as error:
             where = folder.place(f"{top}{part}/{entry}")
             raise DataError(f"{where} cannot be read ({error}). Extract it again.") from error

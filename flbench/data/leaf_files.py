@@ -41,6 +41,7 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
                 if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
                     raise ValueError(f"`x` and `y` of the user `{user}` are not equally long lists")
                 found.setdefault(str(user), []).extend(zip(x, y, strict=True))
+        where = str(folder.path)
         x, y = ([pair[k] for pairs in found.values() for pair in pairs] for k in (0, 1))
         groups = np.repeat(np.arange(len(found)), [*map(len, found.values())])
         notes = folder.left_out(files, "LEAF's files are .json")

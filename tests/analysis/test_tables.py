@@ -351,10 +351,11 @@ def test_columns_of_the_leaderboard_can_be_chosen(tmp_path):
         "bytes": "`bytes` ranks no methods",
         " , ": "names no metric",
         None: "names no metric",
+        5: "names no metric",
     }.items():
         with pytest.raises(UserError, match=re.escape(words)):
             arrange(runs, metric=wrong)
-    for wrong in ("0.5,x", 90, -1, (0.5, math.nan), ("a", 0.5), math.inf):
+    for wrong in (True, [{}], [1j], "0.5,x", 90, -1, (0.5, math.nan), ("a", 0.5), math.inf):
         with pytest.raises(UserError, match=re.escape(f"targets={wrong!r}")):
             arrange(runs, targets=wrong)
     assert arrange(runs, targets="0.8, 0.9,").targets == (0.8, 0.9)

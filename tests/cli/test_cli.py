@@ -356,7 +356,7 @@ def test_show_has_a_column_for_each_key_that_differs(flbench, runs):
     assert "dataset" not in heads
     places = [heads.index(name) for name in ("seed", "alpha", "model")]
     found = sorted(tuple(line[place] for place in places) for line in lines)
-    assert found == [("0", "0.5", "mlp"), ("0", "2.0", "logistic"), ("1", "0.5", "mlp")]
+    assert found == [("0", "0.5", "mlp"), ("0", "2", "logistic"), ("1", "0.5", "mlp")]
 
 
 @pytest.mark.slow

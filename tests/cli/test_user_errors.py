@@ -41,7 +41,6 @@ WRONG = {
     "run mnist": "--dataset mnist",
     "run x.npz": "key=value",
     "run --rounds 9 train.rounds=8": "given twice",
-    "run train.rounds=9 train.rounds=8": "given twice",
     "run hfcd tau=0.3": "`algorithm.tau`",
     "run --out a output.dir=b": "given twice",
     "run --config nope.yaml": "nope.yaml",

@@ -66,6 +66,10 @@ def test_har_with_a_missing_or_damaged_file_is_refused(har):
     labels.unlink()
     with pytest.raises(DataError, match=r"y_train\.txt"):
         load(folder)
+    first = sorted(labels.parent.glob("Inertial Signals/*"))[0]
+    first.write_text(first.read_text().replace(first.read_text().split()[0], "nan", 1))
+    with pytest.raises(DataError, match=first.name):
+        load(folder)
 
 
 @pytest.mark.skipif(not (REAL_DATA / "uci_har.npz").exists(), reason="needs uci_har.npz")
