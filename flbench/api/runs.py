@@ -171,7 +171,7 @@ class Run:
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
-        normalize_by: "Tensor | NDArray[Any] | str | PathLike[str] | None" = None,
+        normalize_by: "pd.DataFrame | Tensor | NDArray[Any] | str | PathLike[str] | None" = None,
     ) -> "TrainedModel":
         """Return a model of the run with its normalization, classes and card.
 
@@ -229,7 +229,7 @@ class Run:
 
     def predict(
         self,
-        x: "Tensor | NDArray[Any] | Sequence[Sequence[int]]",
+        x: "pd.DataFrame | Tensor | NDArray[Any] | Sequence[Sequence[int]]",
         client: int | str | None = None,
         **settings: "Unpack[ModelSettings]",
     ) -> "Tensor":
@@ -239,7 +239,8 @@ class Run:
             x: Samples as the data set stores them: images [B, height, width] or [B, height, width,
                 channels], uint8 where the data set has uint8 images; series [B, channels, length];
                 tokens [B, length], or a list of sequences if the data have a padding id; rows of
-                tables [B, columns].
+                tables [B, columns], or a DataFrame with the columns of the data set, in any order
+                and with others, whose words are encoded as in training.
             client: Name or id of a client; see `trained`.
             settings: Which model; see `ModelSettings`.
 
@@ -250,7 +251,16 @@ class Run:
         Raises:
             UserError: The samples do not fit the data set, or see `trained`.
         """
-        return self.trained(client, **settings).predict(x)
+        model = self.trained(client, **settings)
+        if model.layout.is_table:
+            x = model.raw(x)
+            for column, count in model.unknown_words(x.numpy()).items():
+                warn(
+                    f"{count} of {len(x)} values of the column `{column}` are words that no"
+                    " training part has; they are 0 in the columns of all words.",
+                    stacklevel=2,
+                )
+        return model.predict(x)
 
     def export(
         self,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from flbench.api.settings import AnyPath, Keys, Settings, given, verb
 
 if TYPE_CHECKING:
+    import pandas as pd
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -68,7 +69,7 @@ class ModelSettings(TypedDict, total=False):
 
     deployment: str | None
     checkpoint: Literal["best", "last"]
-    normalize_by: "Tensor | NDArray[Any] | AnyPath | None"
+    normalize_by: "pd.DataFrame | Tensor | NDArray[Any] | AnyPath | None"
 
 
 class ExportSettings(ModelSettings, total=False):

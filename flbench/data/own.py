@@ -234,7 +234,7 @@ class Data:
             name: Name of the data set in tables and folders.
         """
         # Names have no blanks around them, as in files, so that a model finds its columns there.
-        frame = frame.set_axis([str(column).strip() for column in frame.columns], axis="columns")
+        frame = tables.stripped(frame)
         label, client, group = (
             key if key is None else str(key).strip() for key in (label, client, group)
         )

@@ -178,13 +178,32 @@ def from_frames(
 def features_of(
     folder: Folder, entry: str, columns: Sequence[str], words: Sequence[Sequence[str]]
 ) -> NDArray[np.float32]:
-    """Read the features of one table, whose label is not known.
+    """Read the features of one table, whose label is not known; see `features_in`.
 
     Args:
         folder: The folder that has the table.
-        entry: Name of the table. It may have further columns, in any order, which are not used.
+        entry: Name of the table.
         columns: Names of the columns to read.
         words: Words of each column; empty for columns of numbers.
+
+    Raises:
+        DataError: The table cannot be read, it lacks a column, or a value cannot be used.
+    """
+    of_words = {column for column, known in zip(columns, words, strict=True) if known}
+    frame = _frame(folder, entry, lambda header: [one for one in header if one in of_words])
+    return features_in(frame, columns, words, folder.place(entry))
+
+
+def features_in(
+    frame: "pd.DataFrame", columns: Sequence[str], words: Sequence[Sequence[str]], where: str
+) -> NDArray[np.float32]:
+    """Return the features of a table, whose label is not known.
+
+    Args:
+        frame: The table. It may have further columns, in any order, which are not used.
+        columns: Names of the columns to take.
+        words: Words of each column; empty for columns of numbers.
+        where: What the table is, as the beginning of an error message.
 
     Returns:
         Features [n, columns]; NaN for missing values. A column of words has the position of the
@@ -193,14 +212,12 @@ def features_of(
     Raises:
         DataError: The table lacks a column, or a value cannot be used.
     """
-    where = folder.place(entry)
-    of_words = {column for column, known in zip(columns, words, strict=True) if known}
-    frame = _frame(folder, entry, lambda header: [one for one in header if one in of_words])
+    frame = stripped(frame)
     for column in columns:
         if (count := list(frame.columns).count(column)) != 1:
             hint = did_you_mean(column, frame.columns) if not count else ""
             raise DataError(
-                f"{where} has {count or 'no'} column `{column}`; the model takes"
+                f"{where}: {count or 'no'} columns have the name `{column}`; the model takes"
                 f" {', '.join(columns)}, each once.{hint} Fields of a column may be empty."
             )
     table = _joined({where: frame[[*columns]]}, where, None, (), "")
@@ -243,11 +260,16 @@ def _frame(
         # pandas' ParserError is a ValueError that names the line, and zipfile's a KeyError
         why = str(error).strip()
         raise DataError(f"{where} cannot be read as a table ({why}). Correct it.") from error
-    frame.columns = pd.Index([str(column).strip() for column in frame.columns])
+    frame = stripped(frame)
     _check_names(list(frame.columns), where)
     if not frame.notna().any(axis=None):
         raise DataError(f"{where} has no rows below its header. Add rows, or remove the file.")
     return frame
+
+
+def stripped(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a table whose names of columns are texts without blanks around them."""
+    return frame.set_axis([str(column).strip() for column in frame.columns], axis="columns")
 
 
 def _csv(path: Path, texts: Callable[[list[str]], Sequence[str | None]]) -> "pd.DataFrame":

@@ -100,7 +100,8 @@ def as_stored(x: Any, layout: Layout, where: str) -> NDArray[Any]:
     """Return samples [n, *layout.shape] as the data set stores them.
 
     Images and series may have their channels last, and sequences of tokens may be shorter if there
-    is a padding id.
+    is a padding id. The columns of a DataFrame are found by their names, as those of a file; by
+    their positions if the model was trained on an array, whose columns have no names.
 
     Raises:
         DataError: The samples have another shape, type or range than those of the data set.
@@ -108,6 +109,8 @@ def as_stored(x: Any, layout: Layout, where: str) -> NDArray[Any]:
     kind, padding = layout.kind, layout.padding
     if padding is not None and isinstance(x, list | tuple):
         x = tokens.padded(x, padding, where)
+    if kind == "table":
+        x = _of_frame(x, layout, where)
     found: NDArray[Any] = np.asarray(x)
     if kind == "table" and found.ndim == 2 and found.dtype.kind in "iuf":
         with np.errstate(over="ignore"):
@@ -139,6 +142,18 @@ def as_stored(x: Any, layout: Layout, where: str) -> NDArray[Any]:
             f" {stored}{units}. Give them so: the model normalizes them."
         )
     return found
+
+
+def _of_frame(x: Any, layout: Layout, where: str) -> Any:
+    """Return the features of a DataFrame; anything else as it is."""
+    import pandas as pd
+
+    if not isinstance(x, pd.DataFrame):
+        return x
+    columns, numbers = list(layout.columns), [str(k) for k in range(x.shape[1])]
+    if columns == numbers and not {*columns} <= {*tables.stripped(x).columns}:
+        x = x.set_axis(numbers, axis="columns")
+    return tables.features_in(x, columns, layout.words, where)
 
 
 def _windows(folder: Folder, layout: Layout) -> Unlabelled:

@@ -11,12 +11,10 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from flbench.client.program import Statistic
 from flbench.config.resolve import resolve_written
@@ -33,7 +31,7 @@ from flbench.data.partition_files import check_unchanged
 from flbench.data.table_encoding import means_of
 from flbench.data.unlabelled import Layout
 from flbench.deploy import cards
-from flbench.deploy.models import DeployedNet, RawInputs, TrainedModel
+from flbench.deploy.models import DeployedNet, RawInputs, RawSamples, TrainedModel
 from flbench.experiment import checkpoint, own_methods, rounds
 from flbench.experiment.assembly import Experiment, build
 from flbench.experiment.engines import on_this_machine
@@ -56,7 +54,7 @@ def load(
     deployment: str | None = None,
     checkpoint: Moment = "best",
     warn: Callable[[str], None] = lambda sentence: None,
-    normalize_by: Path | Tensor | NDArray[Any] | None = None,
+    normalize_by: "Path | RawSamples | None" = None,
 ) -> TrainedModel:
     """Return a model of a run, finished or not: a client's model or the global model.
 
@@ -329,7 +327,7 @@ def _layout(experiment: Experiment, client: int | None) -> Layout:
 
 def _normalized_by(
     model: TrainedModel,
-    samples: Path | Tensor | NDArray[Any],
+    samples: "Path | RawSamples",
     warn: Callable[[str], None],
 ) -> TrainedModel:
     """Return a model that normalizes by the statistics of samples, as a client by its own.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -17,8 +17,11 @@ from flbench.data import unlabelled
 from flbench.data.unlabelled import Layout
 from flbench.models.base import net_leaves
 
-RawSamples = Tensor | NDArray[Any] | Sequence[Sequence[int]]
-"""Raw samples; sequences of tokens may be a list."""
+if TYPE_CHECKING:
+    import pandas as pd
+
+RawSamples: TypeAlias = "pd.DataFrame | Tensor | NDArray[Any] | Sequence[Sequence[int]]"
+"""Raw samples; tables may be a DataFrame, and sequences of tokens a list."""
 CHUNK: Final = 512  # samples that `TrainedModel.predict` computes at once
 
 
@@ -203,8 +206,9 @@ class TrainedModel:
             x: Samples as the data set stores them: [B, height, width] or [B, height, width, 3], or
                 [B, channels, height, width], uint8 where the data set has uint8 images; series
                 [B, channels, length]; tokens [B, length], integers; rows of tables [B, columns],
-                NaN for missing values. With a padding id, sequences of tokens may be shorter, and
-                a list of sequences may have several lengths.
+                NaN for missing values and the position of the word in a column of words, or a
+                DataFrame, as a file that has it. With a padding id, sequences of tokens may be
+                shorter, and a list of sequences may have several lengths.
 
         Returns:
             Scores [B, C] on the CPU.

@@ -11,7 +11,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import flbench as fl
 from flbench.cli.app import main
 from flbench.config.schema import DataConfig
-from flbench.data import npz_files, tables
+from flbench.core.errors import DataError
+from flbench.data import npz_files, tables, unlabelled
 from flbench.data.folders import Folder
 from flbench.data.partition_files import data_hash
 from tests.api import own_parts
@@ -343,6 +344,47 @@ def test_card_names_the_columns_that_were_left_out(tmp_path):
     whole = fl.Data(frame.drop(columns="id"))
     assert data_hash(given.dataset) == data_hash(whole.dataset) == card["data_hash"]
     assert whole.dataset.dropped == ()
+
+
+@pytest.mark.slow
+def test_columns_of_a_frame_are_predicted_by_their_names(tmp_path):
+    names = ["a", "colour", "b"]
+    frame = pd.DataFrame({"a": X[:, 2, 2] / 9, "colour": np.array(["red", "blue", None])[Y % 3]})
+    frame = frame.assign(b=X[:, 4, 5] / 9, y=Y)
+    given = fl.Data(frame, label="y")
+    run = short(tmp_path, given)
+    wanted = run.predict(given.dataset.x, 0)  # words by their positions
+
+    for columns in (names, names[::-1], ["y", "b", "more", "colour", "a"]):
+        other = frame.assign(more="some words").rename(columns={"b": " b "})
+        found = run.predict(other[[" b " if one == "b" else one for one in columns]][::-1], 0)
+        assert torch.equal(found, wanted.flip(0))
+    frame[["b", "y", "colour", "a"]].to_csv(tmp_path / "x.csv", index=False)
+    [file] = unlabelled.read(tmp_path / "x.csv", run.trained(0).layout)  # as `flbench predict`
+    assert torch.equal(run.predict(file.x, 0), wanted)
+    with pytest.warns(UserWarning, match="1 of .* `colour`"):
+        found = run.predict(frame[:1].assign(colour="violet"), 0)
+    row = given.dataset.x[:1].copy()
+    row[0, 1] = -1
+    assert torch.equal(found, run.trained(0).predict(row))
+    for wrong in (frame.drop(columns="b"), frame.assign(b="low")):
+        with pytest.raises(DataError, match="`b`"):
+            run.predict(wrong, 0)
+
+
+@pytest.mark.slow
+def test_columns_of_a_model_of_arrays_are_predicted_by_their_positions(tmp_path):
+    x = X[:, 2, :3] / 9
+    frame = pd.DataFrame(x, columns=["a", "b", "c"])
+    run = short(tmp_path, fl.Data(frame, Y))
+
+    for columns in (["a", "b", "c"], [0, 1, 2]):
+        found = run.predict(frame.set_axis(columns, axis="columns"), 0)
+        assert torch.equal(found, run.predict(x, 0))
+    by_name = frame.set_axis([0, 1, 2], axis="columns")[[2, 0, 1]]
+    assert torch.equal(run.predict(by_name, 0), run.predict(x, 0))
+    with pytest.raises(DataError, match="`0`"):
+        run.predict(frame[["a", "b"]], 0)
 
 
 def test_columns_with_numbers_as_names():

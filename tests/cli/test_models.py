@@ -121,7 +121,8 @@ def test_tables_are_predicted_by_the_names_of_columns(flbench, tmp_path):
     (tmp_path / "bad.csv").write_text("weight,color,size\n0.5,red,1.5\n")
     code, _, err = flbench("predict", path, "--client", "c3", "bad.csv")
     assert code == 2
-    assert err.startswith("error: bad.csv has no column `colour`")
+    assert err.startswith("error: bad.csv")
+    assert "`colour`" in err
     (tmp_path / "bad.csv").write_text("weight,colour,size\nlow,red,1.5\n")
     code, _, err = flbench("predict", path, "--client", "c3", "bad.csv")
     assert (code, "column `weight`: 'low'" in " ".join(err.split())) == (2, True)
