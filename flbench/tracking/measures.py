@@ -120,6 +120,9 @@ def curves(file: Path, metric: str) -> list[Point]:
 def values(folder: Path, metric: str, used: int) -> list[Point]:
     """Return the metrics of a finished run that have one value: at the best round by validation.
 
+    F1 and recall of a class without test samples are NaN: MLflow has none of them, and `means`
+    leaves them out.
+
     Args:
         folder: The run folder; an unfinished one has none.
         metric: Metric that ranks methods, which comes first.
@@ -170,11 +173,15 @@ def _tests(tests: Mapping[str, Any], metric: str) -> dict[str, float]:
 
 
 def _classes(file: Path) -> dict[str, float]:
-    """Return F1 and recall of each class, at the best round; none if there are many classes."""
+    """Return F1 and recall of each class, at the best round; none if there are many classes.
+
+    Those of a class without test samples are NaN.
+    """
     table = tables.classes(file)
     table = table[table["moment"] == "best"]
     if len(table) > MOST_CLASSES:
         return {}
+    has_tests = table["test_support"] > 0
     labels = [safe(name) for name in table["name"]]
     unclear = {name for name in labels if labels.count(name) > 1 or not name.strip(".")}
     labels = [  # MLflow has one name for -1 and +1, and refuses a metric `f1/.`
@@ -184,14 +191,17 @@ def _classes(file: Path) -> dict[str, float]:
     return {
         f"{metric}/{name}": value
         for metric in ("f1", "recall")
-        for name, value in zip(labels, table[metric].tolist(), strict=True)
-        if math.isfinite(value)
+        for name, value in zip(labels, table[metric].where(has_tests).tolist(), strict=True)
     }
 
 
 def means(trainings: Sequence[Sequence[Point]]) -> list[Point]:
-    """Return the means of the metrics that all trainings have; their step is the number of them."""
+    """Return the means of the metrics that all trainings have, without their NaN.
+
+    Their step is the number of trainings.
+    """
     found = [{point.name: point.value for point in points} for points in trainings]
     shared = [name for name in found[0] if all(name in one for one in found)] if found else []
     count = len(found)
-    return [Point(name, sum(one[name] for one in found) / count, count) for name in shared]
+    values = {name: [one[name] for one in found if not math.isnan(one[name])] for name in shared}
+    return [Point(name, sum(own) / len(own), count) for name, own in values.items() if own]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -206,7 +207,11 @@ class Sender:
 
         count, digest = run.tags.get(SENT_TAG, "0 ").split(" ")
         begin = int(count) if _digest(node.curves[: int(count)]) == digest else 0
-        values = [one for one in node.points if run.metrics.get(one.name) != rounded(one.value)]
+        values = [
+            one
+            for one in node.points
+            if isfinite(one.value) and run.metrics.get(one.name) != rounded(one.value)
+        ]
         new = [*node.curves[begin:], *values]
         if not new:
             return

@@ -6,6 +6,7 @@ import socket
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import flbench as fl
@@ -13,7 +14,7 @@ from flbench.analysis import report
 from flbench.analysis.page import page_of
 from flbench.cli import app
 from flbench.reports import render
-from flbench.tracking import follow
+from flbench.tracking import follow, tree
 from flbench.tracking import store as stores
 from tests.installed import needs
 from tests.support import SMALL
@@ -137,6 +138,35 @@ def test_comparison_has_the_figures_of_its_leaderboard(store, copied):
     for method in METHODS:
         rare = summary(copied, cell_names(method)[0])["best"]["test"].get("rare_recall")
         assert (rare is not None) == (f"rare_recall/{method}" in found.data.metrics)
+
+
+def test_classes_without_test_samples_are_left_out_as_in_the_report(store, copied):
+    absent = {("fedavg", 1): (2,), ("local", 0): (2, 5), ("local", 1): (5,)}
+    for (method, seed), classes in absent.items():
+        file = copied / cell_names(method)[seed] / "per_class.csv"
+        rows = pd.read_csv(file)
+        scores = ["test_support", "precision", "recall", "f1"]
+        rows.loc[rows["class"].isin(classes), scores] = 0
+        rows.to_csv(file, index=False)
+    table = fl.report([str(path) for path in (copied / "cells").iterdir()]).classes
+
+    follow.sync(copied, store.address.uri)
+
+    found = runs_of(store, copied)
+    nodes = {node.name: node for node in tree.tree(copied, None).nodes if node.kind == "method"}
+    for row in table.itertuples():
+        points = {point.name: point.value for point in nodes[row.method].points}
+        for metric in ("recall", "f1"):
+            name, wanted = f"{metric}/{row.name}", getattr(row, metric)
+            sent = found[f"methods/{row.method}"].data.metrics
+            assert (name in points) == (name in sent) == (row.n > 0)
+            if row.n:
+                assert points[name] == pytest.approx(wanted, rel=0, abs=1e-12)
+                assert sent[name] == pytest.approx(wanted, rel=1e-9)
+            for seed, key in enumerate(cell_names(row.method)):
+                has_none = int(row.name) in absent.get((row.method, seed), ())
+                assert (name not in found[key].data.metrics) == has_none
+    assert set(table["n"]) == {0, 1, 2}
 
 
 def test_comparison_has_report_tables_design_and_hashes(store, whole, trained):
