@@ -94,7 +94,7 @@ class Touching:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """The folder of a finished run whose method has learned something, with predictions."""
-    return run(tmp_path_factory.mktemp("runs"), "algorithm=fedproto", "output.predictions=true")[0]
+    return run(tmp_path_factory.mktemp("runs"), "algorithm=fednh", "output.predictions=true")[0]
 
 
 def with_name(tree: dict, name: str, file: Path, *, backwards: bool) -> dict:
