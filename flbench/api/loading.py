@@ -99,7 +99,7 @@ def runs(*paths: str | PathLike[str]) -> pd.DataFrame:
 
 
 def settings_of(found: Sequence[reading.StoredRun]) -> pd.DataFrame:
-    """Return the keys in which runs differ (columns, seeds among them): a row for each run."""
+    """Return a table with a row for each run and a column for each key in which runs differ."""
     trees = [leaves(run.config.tree()) for run in found]
     texts = pd.DataFrame([{key: str(value) for key, value in tree.items()} for tree in trees])
     keys = [key for key in map(str, texts) if texts[key].nunique() > 1]

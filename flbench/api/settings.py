@@ -124,7 +124,7 @@ DEFAULTS: Final = {
 }
 """Values of settings that are not given; None for the others."""
 SECTIONS: Final = ("model", "algorithm")
-"""Sections of the configuration that not each verb has as an argument."""
+"""Sections of the configuration that are arguments of some verbs only."""
 DECLARED: Final = Reading, Training, Settings, Listening
 """What describes the settings of several classes."""
 

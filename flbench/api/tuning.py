@@ -198,7 +198,7 @@ def carry_on(path: Path, changed: dict[str, Any], caller: Caller) -> campaigns.E
     ):
         prepared = prepare.reopen(folder, changed)
         prepared = replace(prepared, parcel=pack(caller.objects, prepared.configs))
-        study_folder.read(path)  # a damaged trial is named, and nothing is written by what it says
+        study_folder.read(path)  # an error names a damaged trial before anything is written
         search.begin_again(folder)
         is_over = search.is_over(folder, prepared)
         with nullcontext() if is_over else cluster(prepared.resources) as driver:

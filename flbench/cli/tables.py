@@ -55,7 +55,7 @@ def print_runs(runs: "Sequence[StoredRun]") -> None:
 
 
 def _table(runs: "Sequence[StoredRun]") -> Shown:
-    """Return a table of the keys in which runs differ, and of the tests at their best rounds."""
+    """Return a table of runs: the keys in which they differ, and metrics at their best rounds."""
     from flbench.api.loading import settings_of
     from flbench.reports.run import PROBABILITY_TITLES, RANKING_TITLES
     from flbench.results.differences import short_hashes, text_of

@@ -45,7 +45,7 @@ def with_best(design: Design, path: Path) -> Design:
         )
     base, given = design.base, design.base.origins
     named = {*base, *design.grid, *(key for one in design.data for key in one.layer)}
-    if not OTHER_DATA & named:  # the study was on the data of studies that name none
+    if not OTHER_DATA & named:  # a study that names no data has default data of its own
         base = merge([from_values(study.header.setting, f"default of {path}"), base])
     if "seed" not in given:  # it determines the seed of the partition, too
         seed, partition = _search_seeds(study)
@@ -112,9 +112,9 @@ def about(
     if different and not force:
         raise ConfigError(
             "\n".join(f"`tuned={design.tuned}`: {words}." for words in different)
-            + "\nIn the setting of the comparison (here), other parameters may be the best than in"
-            " that of the study (there). Give the comparison the values of the study, tune the"
-            " methods in the setting of the comparison, or compare them with a note: `force`."
+            + "\nThe best parameters in the setting of the study (there) need not be the best in"
+            " that of the comparison (here). Give the comparison the values of the study, tune the"
+            " methods in its setting, or compare them with a note: `force`."
         )
     if design.untuned:
         found.append(

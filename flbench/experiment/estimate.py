@@ -2,7 +2,6 @@
 
 import resource
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -93,15 +92,16 @@ def measure(experiment: Experiment) -> Estimate:
     train, steps = 0.0, 0
     for number, stage in enumerate(algorithm.stages()):
         if stage.rounds and number != longest:
-            costs = _measured(experiment, number).costs
-            train += _over(stage.rounds, [cost.seconds for cost in costs])
-            steps += int(_over(stage.rounds, [cost.steps for cost in costs]))
+            spent = _over(stage.rounds, _measured(experiment, number).costs)
+            train += spent.seconds
+            steps += spent.steps
     evaluator = experiment.evaluator(lambda text: None)
     main = _measured(experiment, longest, evaluated, evaluator)
     length = algorithm.stages()[longest].rounds
     results, after, settings = main.trained.results, main.after, main.settings
-    train += _over(length, [cost.seconds for cost in main.costs])
-    steps += int(_over(length, [cost.steps for cost in main.costs]))
+    spent = _over(length, main.costs)
+    train += spent.seconds
+    steps += spent.steps
     sent = row_bytes(apply_mask(results.sent))
     # The first dispatch can be smaller: clients know the seeded initial values.
     now = rounds.settings_of(algorithm, after)
@@ -155,9 +155,10 @@ class _Measured(NamedTuple):
     costs: list[_Cost]
 
 
-def _over(rounds: int, each: Sequence[float]) -> float:
+def _over(rounds: int, measured: list[_Cost]) -> _Cost:
     """Return the sum over rounds; those that were not measured cost as much as the last one."""
-    return sum(each[:rounds]) + max(0, rounds - len(each)) * each[-1]
+    every = [*measured, *measured[-1:] * (rounds - len(measured))][:rounds]
+    return _Cost(sum(one.seconds for one in every), sum(one.steps for one in every))
 
 
 def _measured(

@@ -167,7 +167,7 @@ class StudyReport:
         ]
         if any(found.values()):
             names, header = " ".join(dict.fromkeys([*found, "fedavg", "local"])), self.study.header
-            # Without its setting, `--tuned` takes over what a study on default data had.
+            # `--tuned` takes over the setting of a study on default data, its rounds among it.
             rounds = "" if header.setting else f" --rounds {header.rounds}"
             said.append(
                 "To compare them with other methods (add the other keys of data and training that"
