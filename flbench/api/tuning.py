@@ -105,6 +105,8 @@ def fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = {name: value for name, value in given.items() if value is not None}
     found |= {name: arguments.path_of(found[name], name) for name in PATHS if name in found}
+    if found.get("equal") == "steps":
+        found.setdefault("scheduler", "none")
     names = {"jobs": "concurrent", "gpus_per_trial": "gpus"}
     return {names.get(name, name): value for name, value in found.items()}
 

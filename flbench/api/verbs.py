@@ -198,8 +198,8 @@ def tune(
             are half the trials.
         space: Search space of one method, or a folder with METHOD.yaml (default: built in).
         search: How parameters are proposed (default `random`).
-        scheduler: `asha` (default) stops trials that fall behind; `none` trains every trial to the
-            end, which gives the same result each time.
+        scheduler: `asha` (default) stops trials that fall behind; `none` (default with equal steps)
+            trains every trial to the end, which gives the same result each time.
         metric: Validation metric to maximize (default `accuracy`). Test parts are never used for
             the search.
         seeds: Repetitions of the default and of the best parameters, each with another seed and

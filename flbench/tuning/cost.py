@@ -75,8 +75,8 @@ def measure(prepared: PreparedStudy) -> Plan:
         totals = [count * prepared.steps[name] for name, count in trials.items()]
         each_has = ", ".join(f"{name} {count:,}" for name, count in prepared.steps.items())
         said.append(
-            f"plan: optimizer steps of a whole trial: {each_has}. Without a stop, the steps of the"
-            f" searches differ by {max(totals) / min(totals) - 1:.1%}."
+            f"plan: optimizer steps of a whole trial: {each_has}. The steps of the searches"
+            f" differ by {max(totals) / min(totals) - 1:.1%}."
         )
     if grace and min(grace.values()) < rounds:
         first = ", ".join(f"{number} ({name})" for name, number in grace.items())

@@ -111,6 +111,11 @@ def check(request: TuneRequest) -> None:
     ):
         if value not in known:
             raise ConfigError(f"`{option}` must be one of {', '.join(known)}, got {value}.")
+    if request.equal == "steps" and request.scheduler != "none":
+        raise ConfigError(
+            f"`equal=steps` contradicts scheduler={request.scheduler}, which stops trials by their"
+            " scores, so that methods take different numbers of steps. Leave one of the two out."
+        )
     for option, least in (("trials", 1), ("seeds", 0), ("retries", 0)):
         check_whole(option, getattr(request, option), least)
     if request.concurrent is not None:

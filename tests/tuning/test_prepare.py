@@ -56,6 +56,7 @@ def begin(tmp_path):
         ("--algo", "fedavg", "train.early_stopping.patience=3"),
         ("--algo", "fedavg", "--vary", "partition"),
         ("--algo", "fedavg", "--scheduler", "pbt"),
+        ("--algo", "fedavg", "--scheduler", "asha", "--equal", "steps"),
         ("--algo", "hfcd", "--search", "grid"),
         ("--algo", "fedavg", "partition.split=[0.8,0.0,0.2]"),
         ("--algo", "fedavg", "train.optimizer.lr=0.1"),
@@ -209,7 +210,7 @@ def test_equal_steps_need_a_method_whose_steps_can_be_counted(begin, monkeypatch
 
     monkeypatch.setattr(estimate, "measure", measure)
     with pytest.raises(UserError, match=r"`equal=steps`.* of local could"):
-        begin("fedavg", "local", equal="steps")
+        begin("fedavg", "local", equal="steps", scheduler="none")
 
 
 @pytest.mark.slow

@@ -295,7 +295,7 @@ def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, t
 def test_searches_at_equal_steps(tmp_path):
     """Ditto trains two models, so its trials are half as many; the steps are those of the runs."""
     more = ("--equal", "steps", "--trials", "4", "--seeds", "0", "--jobs", "1")
-    study = tune(tmp_path, "fedavg,ditto", *more, "--scheduler", "none")
+    study = tune(tmp_path, "fedavg,ditto", *more)
 
     found = fl.load(study)
     trials = found.trials.groupby("method")
