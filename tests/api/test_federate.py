@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 
 FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
 ALL = fl.IID(clients=1, samples=150)
-EACH = {"output.checkpoint_every": 1}
 DOUBLE = {"name": "sequential", "precision": "64-true", "threads": 1}
 
 
@@ -109,41 +108,53 @@ def weights(run, client=0):
     }
 
 
-@pytest.mark.one_of("clip")
-@pytest.mark.parametrize("kind", [Lit, ByStep, ByEpoch])
-@pytest.mark.parametrize("clip", [None, 0.5])
-def test_one_client_equals_the_trainer_bit_for_bit(tmp_path, kind, clip):
-    seen = []
+def recorded(kind, seen):
+    """A class of modules that keep their batches with their numbers."""
 
     class Recorded(kind):
         def training_step(self, batch, batch_idx):
             seen.append((batch_idx, [tensor.clone() for tensor in batch]))
             return super().training_step(batch, batch_idx)
 
-    module = made(Recorded)
-    run = short(tmp_path, module, rounds=2, partition=ALL, train={"clip": clip})
+    return Recorded
 
-    # The first steps are those that are tried before the run. An epoch begins at 0.
+
+def epochs_of(seen, count):
+    """The last epochs of the batches; the first ones are of the trial before the run."""
     epochs = []
-    for index, batch in seen[-12:]:
+    for index, batch in seen:
         epochs += [[]] if index == 0 else []
         epochs[-1].append(batch)
-    assert [len(epoch) for epoch in epochs] == [3] * 4  # 90 samples, 2 rounds of 2 epochs
-    reference = made(kind).double()
+    return epochs[-count:]
+
+
+def fit(module, loader, epochs=1, **keys):
+    """Train a module by Lightning's Trainer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few workers and batches
-        for number in range(2):  # the optimizer is new in each round
-            trainer = lightning.Trainer(
-                max_epochs=2,
-                accelerator="cpu",
-                logger=False,
-                gradient_clip_val=clip,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-            )
-            loader = DataLoader(Epochs(epochs[2 * number : 2 * number + 2]), batch_size=None)
-            trainer.fit(reference.train(), loader)
+        lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **keys,
+        ).fit(module, loader)
+
+
+@pytest.mark.parametrize(("kind", "clip"), [(Lit, None), (ByStep, 0.5), (ByEpoch, None)])
+def test_one_client_equals_the_trainer_bit_for_bit(tmp_path, kind, clip):
+    seen = []
+    module = made(recorded(kind, seen))
+    run = short(tmp_path, module, rounds=2, partition=ALL, train={"clip": clip})
+
+    epochs = epochs_of(seen, 4)
+    assert [len(epoch) for epoch in epochs] == [3] * 4  # 90 samples, 2 rounds of 2 epochs
+    reference = made(kind).double()
+    for number in (0, 2):  # the optimizer is new in each round
+        loader = DataLoader(Epochs(epochs[number : number + 2]), batch_size=None)
+        fit(reference.train(), loader, epochs=2, gradient_clip_val=clip)
 
     found, expected = weights(run), reference.state_dict()
     assert found.keys() == expected.keys()
@@ -155,37 +166,20 @@ def test_one_client_equals_the_trainer_bit_for_bit(tmp_path, kind, clip):
         assert torch.equal(leaf, expected[name]), name
 
 
-@pytest.mark.parametrize("part", ["none", "layer", "body", "whole"])
+@pytest.mark.parametrize("part", ["none", "layer", "whole"])
 def test_modules_in_eval_mode_stay_so_as_with_the_trainer(tmp_path, part):
     def module():
         net = made(Lit)
-        {"none": nn.Identity(), "layer": batchnorm_of(net), "body": net.body, "whole": net}[
-            part
-        ].eval()
+        {"none": nn.Identity(), "layer": net.body[2], "whole": net}[part].eval()
         return net
 
     reference = module()
-    loader = DataLoader(TensorDataset(torch.randn(16, 1, 8, 8), torch.arange(16) % 10), 8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        lightning.Trainer(
-            max_epochs=1,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        ).fit(reference, loader)
-    counted = int(batchnorm_of(reference).num_batches_tracked)
-    run = short(tmp_path, module())
-    [name] = [name for name in weights(run) if name.endswith("num_batches_tracked")]
+    fit(reference, DataLoader(TensorDataset(torch.randn(8, 1, 8, 8), torch.arange(8)), 8))
+    counted = int(reference.body[2].num_batches_tracked)
+    found = weights(short(tmp_path, module()))["body.2.num_batches_tracked"]
 
     assert (counted > 0) == (part == "none")
-    assert (int(weights(run)[name]) > 0) == (counted > 0)
-
-
-def batchnorm_of(module):
-    return next(one for one in module.modules() if isinstance(one, nn.BatchNorm1d))
+    assert (int(found) > 0) == (counted > 0)
 
 
 class Plain(Lit):
@@ -200,7 +194,7 @@ class Plain(Lit):
 
 
 @pytest.mark.one_of("method")
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "ditto", "feddyn"])
+@pytest.mark.parametrize("method", ["fedprox", "ditto"])
 def test_plain_module_trains_as_its_net(tmp_path, method):
     own = short(tmp_path / "own", made(Plain), method, rounds=2)
     net = fl.run(
@@ -244,6 +238,9 @@ class Rounds(fl.Callback):
     def __init__(self, stop=None):
         self.stop, self.metrics = stop, []
 
+    def on_run_start(self, run):
+        self.before, self.module = run.loss, run.module
+
     def on_round_end(self, run, metrics):
         self.metrics.append(dict(metrics))
         if run.round == self.stop:
@@ -268,9 +265,8 @@ def test_fedprox_without_its_term_equals_fedavg(tmp_path, random_run):
 
 def test_ditto_without_its_pull_equals_local_training(tmp_path):
     # The personal model is a second one, called by functional_call with leaves of its own.
-    for kind in (Random, ByEpoch):
-        ditto = short(tmp_path, made(kind), {"name": "ditto", "lam": 0.0}, rounds=2)
-        assert ditto.digest == short(tmp_path, made(kind), "local", rounds=2).digest
+    ditto = short(tmp_path, made(Random), {"name": "ditto", "lam": 0.0}, rounds=2)
+    assert ditto.digest == short(tmp_path, made(Random), "local", rounds=2).digest
 
 
 def test_what_is_logged_reaches_callbacks_and_metrics(random_run):
@@ -283,21 +279,23 @@ def test_what_is_logged_reaches_callbacks_and_metrics(random_run):
     )
     assert [*rows[rows["metric"] == "acc"]["value"]] == [metrics["log/acc"] for metrics in told]
     assert 0 < told[1]["log/metric"] <= 1
-    assert any("Random is trained by its own training_step" in note for note in run.notes)
 
 
 def test_interrupted_run_resumes_with_its_module(tmp_path, random_run):
     whole, _ = random_run
     keys = {"callbacks": Rounds(stop=1), "output.checkpoint_every": 1}
-    with pytest.raises(KeyboardInterrupt, match=r"fl\.resume\('.*', model=\.\.\.\)"):
+    with pytest.raises(KeyboardInterrupt, match=r"model="):
         short(tmp_path, made(Random), rounds=2, **keys)
     (path,) = tmp_path.glob("*/*/")
 
-    with pytest.raises(fl.ConfigError, match=r"fl\.resume\(path, model="):
+    with pytest.raises(fl.ConfigError, match="model="):
         fl.resume(path, callbacks=Rounds(), progress=False)
     with pytest.raises(fl.ConfigError, match=r"model\.sha256"):
         fl.resume(path, model=made(Random).double(), callbacks=Rounds(), progress=False)
-    resumed = fl.resume(path, model=made(Random), callbacks=Rounds(), progress=False)
+    told = Rounds()
+    resumed = fl.resume(path, model=made(Random), callbacks=told, progress=False)
+    losses = whole.metrics.query("split == 'train' and metric == 'loss'")["value"]
+    assert told.before == losses.iloc[0]
     assert resumed.digest == whole.digest
     assert resumed.metrics.equals(whole.metrics)
 
@@ -310,11 +308,9 @@ def test_import_path_equals_class(tmp_path):
     )
 
     assert by_class.digest == by_path.digest
-    assert by_class.config.model.name == path
-    assert by_class.config.model.args == {"width": 6}
-    assert by_class.config.model.lightning
-    assert len(by_class.config.model.sha256) == 64
-    assert type(by_class.model(client=2).net.module) is Plain
+    model = by_class.config.model
+    assert (model.name, model.args, model.lightning) == (path, {"width": 6}, True)
+    assert len(model.sha256) == 64
     heads = [weights(by_path, client)["fc.weight"] for client in (0, 1)]
     assert not torch.equal(*heads)
 
@@ -334,7 +330,7 @@ def test_ray_trains_the_same(tmp_path, random_run):
     assert not ray.is_initialized()
 
 
-# Modules that cannot be trained, and why
+# Modules that cannot be trained
 
 
 def changed(name, function, base=Lit):
@@ -342,12 +338,9 @@ def changed(name, function, base=Lit):
     return type("Changed", (base,), {name: function})
 
 
-class Manual(Lit):
-    """A module with manual optimization."""
-
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
+def manual(self):
+    Lit.__init__(self)
+    self.automatic_optimization = False
 
 
 def two_optimizers(self):
@@ -360,51 +353,38 @@ def plateau(self):
     return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}
 
 
-def cosine(self):
-    optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-    return [optimizer], [CosineAnnealingLR(optimizer, 5)]
-
-
 def detached(self, batch, batch_idx):
     return self(batch[0]).sum().detach()
 
 
-def logs_a_vector(self, batch, batch_idx):
-    self.log("all", self(batch[0]).mean(0))
+def logs_the_largest(self, batch, batch_idx):
+    self.log("largest", float(batch_idx), reduce_fx="max")
     return self(batch[0]).sum()
 
 
-class Headless(Lit):
-    """Logits that no layer returns as they are."""
-
-    def forward(self, x):
-        return 2 * super().forward(x)
+def headless(self, x):
+    return 2 * Lit.forward(self, x)
 
 
 @pytest.mark.parametrize(
     ("module", "keys"),
     [
         (Lit, {"method": "pfedme"}),
-        (Lit, {"method": "fedrod"}),
-        (Headless, {"method": "fedper"}),
+        (changed("forward", headless), {"method": "fedper"}),
         (Lit, {"method": "fedper", "head": "top"}),
         (Lit, {"engine": "vectorized"}),
         (Lit, {"train": {"optimizer": {"lr": 0.1}}}),
         (Lit, {"train": {"terms": ["focal"]}}),
+        (ByEpoch, {"train": {"schedule": {"name": "cosine"}}}),
         (nn.Linear(3, 10), {}),
         (lightning.LightningModule, {}),
-        (Manual, {}),
+        (changed("__init__", manual), {}),
         (changed("configure_optimizers", two_optimizers), {}),
         (changed("configure_optimizers", plateau), {}),
-        (
-            changed("configure_optimizers", cosine),
-            {"train": {"rounds": 2, "schedule": {"name": "cosine"}}},
-        ),
         (changed("training_step", lambda self, batch: None), {}),
         (changed("training_step", detached), {}),
-        (changed("training_step", logs_a_vector), {}),
+        (changed("training_step", logs_the_largest), {}),
         (changed("forward", lambda self, x: self.body(x)), {}),
-        (changed("forward", lambda self, x: self.fc(self.body(x)).squeeze()), {}),
     ],
 )
 def test_what_cannot_be_had_is_refused(tmp_path, module, keys):
@@ -435,17 +415,9 @@ class Saved(Lit):
         return torch.optim.Adam(self.parameters(), lr=self.hparams.lr, weight_decay=0.1)
 
 
-class Told(fl.Callback):
-    """What callbacks are told, at the beginning of a run and after each evaluation."""
-
-    def on_run_start(self, run):
-        self.module = run.module
-        self.losses = [run.loss]
-
-
 @pytest.fixture(scope="module")
 def saved_run(tmp_path_factory):
-    told, out = Told(), tmp_path_factory.mktemp("saved")
+    told, out = Rounds(), tmp_path_factory.mktemp("saved")
     logger = CSVLogger(out / "log")
     return short(out, made(Saved), callbacks=told, logger=logger), told, logger
 
@@ -454,23 +426,13 @@ def test_hyper_parameters_are_those_of_the_module(saved_run):
     run, told, logger = saved_run
     logged = yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text())
     [node] = training(run.path, is_over=True).nodes
-    sent = node.params
 
     assert told.module["hyperparameters"] == {"width": 6, "lr": 0.005}
-    assert {**told.module["optimizer"]}["name"] == "Adam"
-    for found in (logged, sent):
+    for found in (logged, node.params):
         assert not [key for key in found if key.startswith("train.optimizer")]
         assert str(found["module.optimizer.name"]) == "Adam"
         assert float(found["module.optimizer.lr"]) == 0.005
-        assert float(found["module.optimizer.weight_decay"]) == 0.1
         assert float(found["module.hyperparameters.width"]) == 6
-
-
-def test_deployed_module_has_the_requires_grad_of_the_user(saved_run):
-    module = saved_run[0].model(client=1).net.module
-
-    frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
-    assert frozen == {"fc.bias"}
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load
@@ -481,56 +443,19 @@ def test_recurrent_module_is_exported_as_a_graph(tmp_path, saved_run):
 
     model = torch.export.load(file).module()
     torch.testing.assert_close(model(x), run.predict(x, client=1))
-    weights_file = run.export(tmp_path / "module.safetensors", client=1)
-    assert set(load_file(weights_file)) == {f"module.{name}" for name in weights(run)} - {
-        "module._extra_state"
-    }
+    leaves = load_file(run.export(tmp_path / "module.safetensors", client=1))
+    assert set(leaves) == {f"module.{name}" for name in weights(run)} - {"module._extra_state"}
+    module = run.model(client=1).net.module
+    frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
+    assert frozen == {"fc.bias"}  # as the user has set it
 
 
-def test_resumed_run_knows_the_loss_of_its_last_round(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        short(tmp_path, Plain, rounds=2, callbacks=Rounds(stop=1), **EACH)
-    (path,) = tmp_path.glob("*/*/")
-    told = Told()
-    run = fl.resume(path, callbacks=told, progress=False)
-
-    losses = run.metrics.query("split == 'train' and metric == 'loss'")["value"]
-    assert told.losses == [losses.iloc[0]]
-
-
-def test_the_mean_over_the_steps_is_logged_and_other_reductions_are_refused(tmp_path):
+def test_the_mean_over_the_steps_is_logged(tmp_path):
     def step(self, batch, batch_idx):
         self.log("plain", float(batch_idx), prog_bar=True, batch_size=len(batch[0]))
         return Lit.training_step(self, batch, batch_idx)
 
-    def largest(self, batch, batch_idx):
-        self.log("largest", float(batch_idx), reduce_fx="max")
-        return Lit.training_step(self, batch, batch_idx)
-
     told = Rounds()
-    run = short(tmp_path, made(changed("training_step", step)), partition=ALL, callbacks=told)
+    short(tmp_path, made(changed("training_step", step)), partition=ALL, callbacks=told)
 
     assert told.metrics[0]["log/plain"] == 1.0  # of 3 steps
-    assert not any("self.log" in note for note in run.notes)
-    with pytest.raises(fl.ConfigError, match="reduce_fx"):
-        short(tmp_path, made(changed("training_step", largest)))
-
-
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load
-@pytest.mark.slow
-def test_exported_module_predicts_without_lightning(tmp_path, random_run):
-    run, _ = random_run
-    x = torch.randint(0, 17, (5, 8, 8), dtype=torch.uint8)
-    file = run.export(tmp_path / "module.pt2", client=1)
-
-    torch.testing.assert_close(torch.export.load(file).module()(x), run.predict(x, client=1))
-
-
-def test_a_study_searches_arguments_of_the_module(tmp_path):
-    """The default trial has the default of the argument."""
-    file = tmp_path / "space.yaml"
-    keys = {"trials": 1, "seeds": 1, "space": file, "partition": FEW, "output": {"dir": tmp_path}}
-    keys["model"] = {"name": "tests.api.test_federate:Plain", "lightning": True}
-    file.write_text("method: fedavg\nspace:\n  model.args.depth: {int: [2, 8]}\n")
-    with pytest.raises(fl.ConfigError, match=r"argument `depth`.*width"):
-        fl.tune(["fedavg"], **keys)

@@ -9,7 +9,6 @@ from scipy import sparse
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import flbench as fl
-from flbench.cli.app import main
 from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError
 from flbench.data import npz_files, tables, unlabelled
@@ -26,14 +25,6 @@ def short(out, data, **keys):
     """A run of one round."""
     keys = {"partition": FEW, "train": {"rounds": 1}, "engine": {"threads": 1}, **keys}
     return fl.run("fedavg", data=data, output={"dir": out}, progress=False, **keys)
-
-
-def test_a_path_is_the_file_or_folder_of_the_data(tmp_path):
-    np.savez(tmp_path / "x.npz", train_images=X, train_labels=Y)
-
-    found = fl.partition(tmp_path / "x.npz", FEW)
-
-    assert found.hash == fl.partition({"path": str(tmp_path / "x.npz")}, FEW).hash
 
 
 class Pairs(Dataset):
@@ -87,7 +78,7 @@ def test_arrays_are_the_npz_file_of_the_same_arrays(tmp_path):
     data = fl.Data(X, Y, test=(X[:9], Y[:9]))
 
     by_object = short(tmp_path, data)
-    by_file = short(tmp_path, {"path": str(path)})
+    by_file = short(tmp_path, path)
 
     assert by_object.digest == by_file.digest
     assert by_object.partition.hash == by_file.partition.hash
@@ -95,30 +86,31 @@ def test_arrays_are_the_npz_file_of_the_same_arrays(tmp_path):
     assert by_object.config.data.sha256 == data_hash(npz_files.read(path, DataConfig(path=path)))
 
 
-@pytest.mark.parametrize("kind", ["tensors", "dict", "dataset", "images"])
-def test_forms_of_the_same_samples(kind):
-    forms = {
-        "tensors": lambda: fl.Data(torch.from_numpy(X), torch.from_numpy(Y)),
-        "dict": lambda: fl.Data({"train_images": X, "train_labels": Y}),
-        "dataset": lambda: fl.Data(
-            TensorDataset(torch.from_numpy(X)[:, None], torch.from_numpy(Y))
-        ),
-        "images": lambda: fl.Data(
-            Pairs([(Image.fromarray(x), int(y)) for x, y in zip(X, Y, strict=True)])
-        ),
-    }
-    found, expected = forms[kind]().dataset, fl.Data(X, Y).dataset
-
-    assert data_hash(found) == data_hash(expected)
+def test_forms_of_the_same_samples():
+    rows = [torch.from_numpy(row).float().requires_grad_() for row in X[:6, 0]]
+    forms = [
+        fl.Data(torch.from_numpy(X), torch.from_numpy(Y)),
+        fl.Data({"train_images": X, "train_labels": Y}),
+        fl.Data(TensorDataset(torch.from_numpy(X)[:, None], torch.from_numpy(Y))),
+        fl.Data(Pairs([(Image.fromarray(x), int(y)) for x, y in zip(X, Y, strict=True)])),
+        fl.Data(np.ma.masked_less(X, 0), Y),
+    ]
+    assert {data_hash(form.dataset) for form in forms} == {data_hash(fl.Data(X, Y).dataset)}
+    floats = [
+        fl.Data(rows, [0, 1] * 3),
+        fl.Data(torch.stack(rows), [0, 1] * 3),
+        fl.Data(Pairs([(row, k % 2) for k, row in enumerate(rows)])),
+    ]
+    expected = fl.Data(X[:6, 0].astype(np.float32), [0, 1] * 3).dataset
+    assert {data_hash(form.dataset) for form in floats} == {data_hash(expected)}
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 5, 3), (4, 3, 6, 5), (4, 6, 5, 1)])
 def test_a_tensor_is_read_as_the_array_of_its_numbers(shape):
     x, y = np.random.default_rng(0).random(shape).astype(np.float32), [0, 1, 0, 1]
-    expected = fl.Data(x, y).dataset.x
+    expected, tensor = fl.Data(x, y).dataset.x, torch.from_numpy(x)
 
-    tensor = torch.from_numpy(x)
-    pairs = torch.utils.data.TensorDataset(tensor, torch.tensor(y))
+    pairs = TensorDataset(tensor, torch.tensor(y))
     for found in (fl.Data(tensor, y), fl.Data(pairs), fl.Data((tensor, y), test=(tensor, y))):
         assert np.array_equal(found.dataset.x[:4], expected)
 
@@ -147,6 +139,8 @@ def test_names_of_clients_and_classes():
     assert data.dataset.y.tolist() == [1, 0, 1, 0]
     assert data.dataset.group_names == ("north", "south")
     assert data.dataset.groups.tolist() == [0, 1, 0, 1]
+    for names in (["cat", "dog"], {1: "dog", 0: "cat"}, {"dog": 1, "cat": 0}):
+        assert fl.Data(X[:2], [0, 1], classes=names).dataset.classes == ("cat", "dog")
 
 
 def test_frame_is_the_csv_files_of_the_same_tables(tmp_path):
@@ -190,33 +184,22 @@ WRONG = [
     ("labels", lambda: fl.Data(X)),
     ("300 .* 5", lambda: fl.Data(X, Y[:5])),
     ("'images'", lambda: fl.Data({"images": X})),
-    ("samples.*shape", lambda: fl.Data(Pairs([(X[0], 0), (X[0, :4], 1)]))),
     ("item 0", lambda: fl.Data(Pairs([X[0], X[1]]))),
-    ("labels", lambda: fl.Data(Pairs([(X[0], 0), (X[1], [0, 1])]))),
     ("labels", lambda: fl.Data(Stream())),
     ("`layout`", lambda: fl.Data(X, Y, layout="nchw")),
     ("'label'", lambda: fl.Data(X, Y, label="a")),
-    ("'layout'", lambda: fl.Data(ROWS, layout="auto")),
     ("'c'.*`classes`", lambda: fl.Data(X[:2], ["a", "c"], classes=["a", "b"])),
     ("`classes`", lambda: fl.Data(X[:2], [0, 1], classes={"a", "b"})),
-    ("`classes`", lambda: fl.Data(X[:2], [0, 1], classes="ab")),
-    ("class 0", lambda: fl.Data(X[:2], [0, 1], classes={1: "a", 2: "b"})),
-    ("groups.* 4 ", lambda: fl.Data(X[:2], [0, 1], clients=[("a", 1), ("b", 2)])),
     ("label.*`c`", lambda: fl.Data(ROWS, label="c", client="c")),
     ("`c`", lambda: fl.Data(pd.DataFrame({"a": [1], "b": [0]}), client="c")),
     ("`train`", lambda: fl.Data({"other": HuggingFace({"x": [1]})})),
     ("`y`", lambda: fl.Data(FRAME.set_axis(["a", "y", "y"], axis=1), label="y")),
     ("row 2 .*`2`", lambda: fl.Data(FRAME.replace({2: {1: None}}), label=2)),
     ("sample 2", lambda: fl.Data(FRAME.replace({0: {"b": None}}), client=0)),
-    ("sample 2", lambda: fl.Data(FRAME.replace({0: {"b": "nan"}}), client=0)),
     ("groups.*sample 0", lambda: fl.Data(X, Y, clients=[None, *Y[1:]])),
-    ("sample 1", lambda: fl.Data(X[:4], ["a", None, "b", "b"])),
     ("sample 2", lambda: fl.Data(X[:4], pd.Series(["a", "b", pd.NA, "b"]))),
-    ("sample 2", lambda: fl.Data(X[:4], pd.Categorical(["a", "b", None, "b"]))),
     ("labels.*masked", lambda: fl.Data(X, np.ma.masked_equal(Y, Y[1]))),
-    ("masked", lambda: fl.Data([np.ma.masked_equal(row, X[0, 0, 0]) for row in X], Y)),
     ("images.*masked", lambda: fl.Data(np.ma.masked_equal(X, X[0, 0, 0]), Y)),
-    ("groups.*masked", lambda: fl.Data(X, Y, clients=np.ma.masked_equal(Y, Y[2]))),
     ("dense", lambda: fl.Data(torch.rand(4, 3).to_sparse(), [0, 1] * 2)),
     ("object", lambda: fl.Data(sparse.csr_matrix(np.eye(4)), [0, 1] * 2)),
     ("`y`.*index", lambda: fl.Data((ROWS.iloc[::-1], ROWS["a"]))),
@@ -251,14 +234,10 @@ FLOATS, FOUR = X[:4] / 255, [0, 1, 0, 1]
         ("client `a`", {"a": (X[:3], FOUR), "b": (X[:4], FOUR[:3])}),
         ("client `b`", {"a": (X[:4], FOUR), "b": (X[:0], [])}),
         ("shapes", {"a": (X[:4], FOUR), "b": (X[:4, :2], FOUR)}),
-        ("shapes", {"a": (X[:4], FOUR), "b": (X[:4], np.eye(4))}),
-        ("client `b`", {"a": (X[:4], FOUR), "b": (FLOATS, FOUR)}),
         ("client `b`", {"a": (FLOATS, FOUR), "b": (255 * FLOATS, FOUR)}),
         ("client `b`", {"a": (X[:4], FOUR), "b": X[:4]}),
-        ("client `b`", {"a": (X[:4], FOUR), "b": 5}),
-        ("client `b`", {"a": (X[:4], FOUR), "b": (5, 0)}),
         ("client `1`", {1: (X[:4], FOUR), "1": (X[:4], FOUR)}),
-        ("dict", {}),
+        ("`b`", {"a": (ROWS[["b"]], ROWS["a"]), "b": (ROWS[["b"]], ROWS["a"][::-1])}),
         ("dict", [(X, Y)]),
     ],
 )
@@ -271,19 +250,6 @@ def test_clients_may_have_columns_of_whole_numbers_and_other_ranges():
     clients = {"a": ([[1, 2], [3, 4]], [0, 1]), "b": ([[0.5, 2e4], [1.5, 4e4]], [1, 0])}
 
     assert fl.Data.from_clients(clients).dataset.groups.tolist() == [0, 0, 1, 1]
-
-
-def test_labels_of_a_client_in_another_order_than_its_samples_are_refused():
-    x, y = pd.DataFrame({"a": [1.0, 2.0, 3.0]}), pd.Series([0, 1, 1])
-
-    with pytest.raises(fl.DataError, match="north"):
-        fl.Data.from_clients({"south": (x, y), "north": (x, y[::-1])})
-
-
-def test_names_of_columns_have_no_blanks_around_them():
-    frame = pd.DataFrame({" a ": [1.0, 2.0] * 3, "b": [2.0, 1.0] * 3, 0: [0, 1] * 3})
-
-    assert fl.Data.from_frame(frame, label=0, drop=["b "]).dataset.columns == ("a",)
 
 
 def test_clients_of_a_frame_whose_long_names_begin_and_end_alike_are_kept():
@@ -299,60 +265,29 @@ def test_clients_of_a_frame_whose_long_names_begin_and_end_alike_are_kept():
 
 
 @pytest.mark.slow
-def test_import_path_is_written_and_checked(tmp_path, capsys):
-    keys = ("partition.clients=3", "train.rounds=1", "engine.threads=1", "tracking.mlflow=false")
+def test_data_by_import_path_are_written_and_checked(tmp_path):
     path = "tests.api.own_parts:arrays"
-    status = main(
-        [
-            "run",
-            "algorithm=fedavg",
-            f"data.source={path}",
-            "partition.alpha=1.0",
-            *keys,
-            f"output.dir={tmp_path / 'cli'}",
-        ]
-    )
-    (by_command,) = fl.runs(tmp_path / "cli")["path"]
+    run = short(tmp_path, own_parts.arrays)
 
-    assert status == 0, capsys.readouterr().err
-    config = fl.load(by_command).config.data
-    assert config.source == path
-    assert fl.load(by_command).model(client=0) is not None  # the data are found by their path
-    other = (X, (Y + 1) % 10)
-    with pytest.raises(fl.DataError, match="SHA-256 of the samples"):
-        short(tmp_path, fl.Data(*other), **{"data.sha256": config.sha256})
+    assert run.config.data.source == path
+    assert fl.load(run.path).model(client=0) is not None  # the data are found by their path
+    with pytest.raises(fl.DataError, match="SHA-256"):
+        short(tmp_path, fl.Data(X, (Y + 1) % 10), **{"data.sha256": run.config.data.sha256})
     for failing in ({"source": "tests.api.own_parts:failing"}, lambda: own_parts.failing()):
-        with pytest.raises(fl.DataError, match=r"raised OSError: the disk is away .*own_parts.py"):
+        with pytest.raises(fl.DataError, match=r"OSError.*own_parts.py"):
             short(tmp_path, failing)
-
-
-@pytest.mark.parametrize("classes", [["cat", "dog"], {1: "dog", 0: "cat"}, {"dog": 1, "cat": 0}])
-def test_names_of_classes_are_in_the_order_of_their_numbers(classes):
-    assert fl.Data(X[:2], [0, 1], classes=classes).dataset.classes == ("cat", "dog")
-
-
-@pytest.mark.slow
-def test_card_names_the_columns_that_were_left_out(tmp_path):
-    frame = pd.DataFrame({"x": X[:, 2, 2].astype(float), "z": X[:, 4, 5].astype(float)})
-    frame = frame.assign(id=[f"p{k}" for k in range(len(frame))], label=Y)
-    given = fl.Data(frame, drop=["id"])
-
-    card = short(tmp_path, given).trained(0).card
-
-    assert card["input"]["columns"] == ["x", "z"]
-    assert card["input"]["dropped"] == ["id"]
-    whole = fl.Data(frame.drop(columns="id"))
-    assert data_hash(given.dataset) == data_hash(whole.dataset) == card["data_hash"]
-    assert whole.dataset.dropped == ()
 
 
 @pytest.mark.slow
 def test_columns_of_a_frame_are_predicted_by_their_names(tmp_path):
     names = ["a", "colour", "b"]
     frame = pd.DataFrame({"a": X[:, 2, 2] / 9, "colour": np.array(["red", "blue", None])[Y % 3]})
-    frame = frame.assign(b=X[:, 4, 5] / 9, y=Y)
-    given = fl.Data(frame, label="y")
+    frame = frame.assign(id=[f"p{k}" for k in range(len(Y))], b=X[:, 4, 5] / 9, y=Y)
+    given = fl.Data(frame, label="y", drop=["id"])
     run = short(tmp_path, given)
+    card = run.trained(0).card
+    assert (card["input"]["columns"], card["input"]["dropped"]) == (names, ["id"])
+    assert card["data_hash"] == data_hash(fl.Data(frame.drop(columns="id"), label="y").dataset)
     wanted = run.predict(given.dataset.x, 0)  # words by their positions
 
     for columns in (names, names[::-1], ["y", "b", "more", "colour", "a"]):
@@ -362,7 +297,7 @@ def test_columns_of_a_frame_are_predicted_by_their_names(tmp_path):
     frame[["b", "y", "colour", "a"]].to_csv(tmp_path / "x.csv", index=False)
     [file] = unlabelled.read(tmp_path / "x.csv", run.trained(0).layout)  # as `flbench predict`
     assert torch.equal(run.predict(file.x, 0), wanted)
-    with pytest.warns(UserWarning, match="1 of .* `colour`"):
+    with pytest.warns(UserWarning, match="`colour`"):
         found = run.predict(frame[:1].assign(colour="violet"), 0)
     row = given.dataset.x[:1].copy()
     row[0, 1] = -1
@@ -394,6 +329,8 @@ def test_columns_with_numbers_as_names():
     assert data.group_names == ("a", "b")
     named = FRAME.rename(columns=str)
     assert data_hash(fl.Data(named, label="2", client="0").dataset) == data_hash(data)
+    blank = fl.Data.from_frame(named.rename(columns={"1": " 1 "}), label="2", client="0")
+    assert blank.dataset.columns == ("1",)  # names have no blanks around them
     by_rule = fl.Data(FRAME, label="2 > 0", client=0).dataset
     assert by_rule.y.tolist() == [0, 1, 1, 1, 1, 0, 1, 0, 0, 1, 1, 1]
 
@@ -404,26 +341,3 @@ def test_rows_of_pandas_belong_together_by_position_where_their_indices_differ()
 
     for labels in (y, y.reset_index(drop=True).set_axis([*"abcd"])):
         assert data_hash(fl.Data(x, labels).dataset) == data_hash(expected)
-
-
-def test_tensors_that_require_gradients_and_unmasked_arrays_are_plain_arrays():
-    rows = [torch.tensor([k / 7, 1.0 - k], requires_grad=True) for k in range(6)]
-    expected = fl.Data(torch.stack(rows).detach().numpy(), [0, 1] * 3).dataset
-
-    for x in (rows, torch.stack(rows), Pairs([(row, k % 2) for k, row in enumerate(rows)])):
-        found = fl.Data(x) if isinstance(x, Pairs) else fl.Data(x, [0, 1] * 3)
-        assert data_hash(found.dataset) == data_hash(expected)
-    masked = np.ma.masked_less(X, 0)
-    assert data_hash(fl.Data(masked, Y).dataset) == data_hash(fl.Data(X, Y).dataset)
-
-
-@pytest.mark.slow
-def test_run_of_data_with_a_long_name_and_labels_from_one(tmp_path):
-    data = fl.Data(X, Y % 2 + 1, name="ä" * 120)
-
-    run = short(tmp_path, data, model="logistic")
-
-    assert len(run.path.parent.name.encode()) < 150
-    assert run.config.data.name == "ä" * 120
-    assert run.partition.classes == ("1", "2")
-    assert run.digest == short(tmp_path, fl.Data(X, Y % 2), model="logistic").digest

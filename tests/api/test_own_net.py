@@ -60,7 +60,6 @@ def test_an_import_path_has_a_head_arguments_and_a_hash(tmp_path):
 
     assert wide.config.model.args == {"width": 4}
     assert wide.model(client=0).net.head.in_features == 4
-    assert any("the head is `classifier`" in note for note in wide.notes)
     with pytest.raises(fl.ConfigError, match=r"model\.sha256"):
         short(tmp_path, {"name": path, "sha256": "0" * 64})
 
@@ -75,30 +74,21 @@ def test_arguments_can_be_lists():
     assert [len(leaf) for leaf in net.parameters() if leaf.ndim == 2] == [8, 4, 10]
 
 
-@pytest.mark.one_of("engine")
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
 @pytest.mark.slow
-def test_nets_of_torchvision_train(tmp_path, name, engine):
-    x = torch.rand(24, 3, 16, 16)
-    data = fl.Data(x, torch.arange(24) % 2)
+def test_a_net_of_torchvision_trains_and_is_divided_at_its_head(tmp_path):
     run = fl.run(
         "fedper",
-        data=data,
-        model={
-            "name": f"torchvision.models:{name}",
-            "args": {"dropout": 0.0} if name == "mobilenet_v3_small" else None,
-        },
+        data=fl.Data(torch.rand(24, 3, 16, 16), torch.arange(24) % 2),
+        model="torchvision.models:resnet18",
         partition=fl.IID(clients=2),
         train={"rounds": 1, "local_epochs": 1, "batch_size": 8},
-        engine={"name": engine, "threads": 1},
+        engine={"name": "sequential", "threads": 1},
         output={"dir": tmp_path},
         progress=False,
     )
 
     assert run.digest is not None
-    head = "fc" if name == "resnet18" else "classifier.3"
-    assert any(f"the head is `{head}`" in note for note in run.notes)
+    assert run.model(client=0).net.head.in_features == 512
 
 
 class Scaled(Two):
@@ -114,26 +104,19 @@ class Scaled(Two):
         return out * self.scale
 
 
-def hooked(net):
-    net.features.register_forward_hook(lambda layer, x, out: out * net.scale)
-
-
-def held(net):
-    scale = net.scale
-    net.features.register_forward_hook(lambda layer, x, out: out * scale)
-
-
-def of_a_gradient(net):
-    net.scale.register_hook(lambda gradient: 0 * gradient)
-
-
-@pytest.mark.parametrize("change", [hooked, held, of_a_gradient])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: net.features.register_forward_hook(lambda layer, x, out: out * net.scale),
+        lambda net: net.scale.register_hook(lambda gradient: 0 * gradient),
+    ],
+)
 def test_what_copies_of_a_net_would_not_have_is_refused(change):
     for net in (
         lambda shape, classes: Scaled(shape, classes, change),
         Scaled((1, 8, 8), 10, change),
     ):
-        with pytest.raises(fl.ConfigError, match=r"cop(y|ies) of the"):
+        with pytest.raises(fl.ConfigError):
             made(net, shape=(1, 8, 8))
 
 
@@ -141,7 +124,6 @@ def test_what_copies_of_a_net_would_not_have_is_refused(change):
     "change",
     [
         lambda net: net.features.register_forward_hook(net.times),
-        lambda net: net.features.register_forward_hook(lambda layer, x, out: out * net.width),
         lambda net: setattr(net, "act", lambda out: out.relu()),
     ],
 )
@@ -171,15 +153,14 @@ def with_fixed_parts():
 
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("method", ["fedprox", "ditto", "apfl", "dfedhp", "dispfl", "fedala"])
 @pytest.mark.slow
-def test_what_is_fixed_keeps_its_bits(tmp_path, method, engine):
+def test_what_is_fixed_keeps_its_bits(tmp_path, engine):
     """In float64, where a mean of equal numbers may be rounded."""
     optimizer = {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}
     run = short(
         tmp_path,
         with_fixed_parts(),
-        method,
+        "ditto",
         train={"rounds": 2, "local_epochs": 1, "optimizer": optimizer},
         engine={"name": engine, "threads": 1, "precision": "64-true"},
     )
@@ -194,30 +175,20 @@ def test_what_is_fixed_keeps_its_bits(tmp_path, method, engine):
         assert torch.equal(found[name], start[name]), name
     for name in ("1.weight", "3.weight", "4.running_mean", "6.bias"):
         assert not torch.equal(found[name], start[name]), name
-    assert run.config.model.fixed == "frozen parameters: 3, modules in eval mode: 1"
-    assert any("3 of 12 parameters are frozen" in note for note in run.notes)
 
 
 @pytest.mark.slow
 def test_frozen_parameters_are_not_sent_and_methods_without_work_are_refused(tmp_path):
-    def adapter():
+    def net(frozen):
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-        net[1].requires_grad_(False)
+        net[frozen].requires_grad_(False)
         return net
 
-    run = short(tmp_path, adapter(), "fedavg")
+    run = short(tmp_path, net(1), "fedavg")
     assert run.summary["communication"]["up_bytes"] == 3 * 4 * 330
-    for method in ("fedbabu", "dfedalt"):
-        with pytest.raises(fl.ConfigError, match="frozen") as error:
-            short(tmp_path, adapter(), method)
-    assert "2 parameters of the net are frozen" in str(error.value)
-    with pytest.raises(fl.ConfigError, match="BatchNorm") as error:
-        short(tmp_path, adapter(), "fedbn")  # it misses the same layers if nothing is frozen
-    headless = adapter().requires_grad_(True)
-    headless[3].requires_grad_(False)
-    for method in ("fedper", "fedpc", "fednh"):
+    for frozen, method in ((1, "fedbabu"), (1, "dfedalt"), (3, "fedper"), (3, "fednh")):
         with pytest.raises(fl.ConfigError, match="frozen"):
-            short(tmp_path, headless, method)
+            short(tmp_path, net(frozen), method)
 
 
 class ScaledByHidden(nn.Module):
@@ -264,17 +235,3 @@ def test_inputs_of_a_net_with_a_buffer_of_integers_are_not_rounded(tmp_path):
     x = (raw.double() - mean) / std
     assert torch.allclose(model.inputs(raw)[:, 0].double(), x, atol=1e-5)
     assert model.predict(raw).isfinite().all()
-
-
-@pytest.mark.slow
-def test_batchnorm_without_running_statistics(tmp_path):
-    def net():
-        layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten()]
-        return nn.Sequential(*layers, nn.Linear(72, 10))
-
-    run = short(tmp_path, net(), "fedavg", train={"rounds": 1, "batchnorm": "drop"})
-    assert any("depends on the other samples" in note for note in run.notes)
-    with pytest.raises(fl.ConfigError, match=r"engine\.name=vectorized.*track_running_stats"):
-        short(tmp_path, net(), "fedavg", engine={"name": "vectorized", "threads": 1})
-    auto = short(tmp_path, net(), "fedavg", engine={"name": "auto", "threads": 1})
-    assert auto.config.engine.name == "sequential"

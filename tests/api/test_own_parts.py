@@ -97,11 +97,9 @@ def test_resume_asks_for_objects_and_refuses_others(by_path, tmp_path):
     for name, other in others.items():
         given = objects()
         mine = given.pop(name)
-        with pytest.raises(fl.ConfigError, match=rf"fl\.resume\(path, {name}="):
+        with pytest.raises(fl.ConfigError, match=f"{name}="):
             fl.resume(path, progress=False, **given)
-        with pytest.raises(
-            (fl.ConfigError, fl.DataError), match=rf"(?i)(?=.*sha-?256).*\b{name}\b"
-        ):
+        with pytest.raises((fl.ConfigError, fl.DataError), match=name):
             fl.resume(path, progress=False, **given, **{name: other})
         with pytest.raises(fl.ConfigError, match=rf"^`{name}\b.*{by_path.path.name}"):
             fl.resume(by_path.path, progress=False, **{name: mine})

@@ -1,4 +1,3 @@
-import json
 import os
 import pickle
 
@@ -59,7 +58,7 @@ def test_best_is_the_winner_and_its_parameters_can_be_run(path):
 
     assert best.index == 1
     assert config.train.optimizer.lr == best.params["train.optimizer.lr"]
-    with pytest.raises(fl.UserError, match="Did you mean `fedavg`"):
+    with pytest.raises(fl.UserError, match="`fedavg`"):
         study.best("fedagv")
 
 
@@ -93,69 +92,53 @@ def test_pictures_show_the_numbers_of_the_study(path):
     scatter = study.plot("scatter", "hfcd")
     assert len(scatter.axes) == len(handmade.SPACE)
     scatter.draw_without_rendering()
-    labels = [one.get_text() for ax in scatter.axes for one in ax.get_xticklabels(which="both")]
-    assert not [text for text in labels if "$" in text]  # mathtext would be shown as it is written
-    with pytest.raises(fl.UserError, match="3, and 8 are needed"):
-        study.plot("importance", "hfcd")
-    with pytest.raises(fl.UserError, match="Did you mean `fedavg-parallel`"):
+    with pytest.raises(fl.UserError):
+        study.plot("importance", "hfcd")  # there are too few trials
+    with pytest.raises(fl.UserError, match="fedavg"):
         study.plot("parallel", "fedagv")
-
-
-def test_importance_is_drawn_for_enough_trials(tmp_path):
-    study = handmade.begin(tmp_path / "study", "hfcd")
-    for index in range(9):
-        params = handmade.DEFAULTS | {"algorithm.groups": 2 + index % 7}
-        handmade.trial(study, "hfcd", index, 0.5 + 0.01 * (index % 7), params=params)
-
-    drawn = fl.load(study).plot("importance").axes[0]
-
-    assert [tick.get_text() for tick in drawn.get_yticklabels()] == ["algorithm.groups"]
-    assert drawn.patches[0].get_width() == 1.0
 
 
 @pytest.mark.slow
 def test_representations_escape_what_users_wrote(path):
-    study = fl.load(path)
+    study = pickle.loads(pickle.dumps(fl.load(path)))
     shown = study._repr_html_()
 
     assert "<memory>" not in shown
     assert "out of &lt;memory&gt;" in shown
-    assert "8 of 8 trials" in repr(study)
     assert any("out of <memory>" in note for note in study.notes)
-    assert pickle.loads(pickle.dumps(study)).path == study.path
 
 
 def test_study_without_trials(tmp_path):
     study = fl.load(handmade.begin(tmp_path / "study", "hfcd"))
 
     assert study.trials.empty
-    with pytest.raises(fl.UserError, match=r"fl\.resume\("):
-        _ = study.comparison
-    assert "hfcd" in study._repr_html_()
-    with pytest.raises(fl.UserError, match=r"no trial of `hfcd`.*fl\.resume"):
-        study.best("hfcd")
-    for name in ("parallel", "comparison"):
+    assert study._repr_html_()
+    for wanted in (
+        lambda: study.comparison,
+        lambda: study.best("hfcd"),
+        lambda: study.plot("parallel"),
+    ):
         with pytest.raises(fl.UserError, match=r"fl\.resume\("):
-            study.plot(name)
+            wanted()
 
 
 @pytest.mark.parametrize(
-    ("methods", "keys", "message"),
+    ("methods", "keys", "named"),
     [
-        ("fedagv", {}, "there is no method `fedagv`. Did you mean `fedavg`?"),
-        ([], {}, "name the methods"),
-        ("fedavg,fedavg", {}, "`fedavg` is named twice"),
-        ("fedavg", {"sead": 3}, "Did you mean `seed`?"),
-        ("fedavg", {"search": "best"}, "`search` must be one of random, grid, optuna"),
+        ("fedagv", {}, "`fedavg`"),
+        ([], {}, "methods"),
+        ("fedavg,fedavg", {}, "`fedavg`"),
+        ("fedavg", {"sead": 3}, "`seed`"),
+        ("fedavg", {"trails": 1}, "`trials`"),
+        ("fedavg", {"search": "best"}, "`search`"),
         ("fedavg", {"algorithm": "fedprox"}, "`algorithm.name`"),
-        (["fedavg", "fedprox"], {"algorithm": {"mo": 1}}, "`algorithm.mo` is not a key"),
+        (["fedavg", "fedprox"], {"algorithm": {"mo": 1}}, "`algorithm.mo`"),
     ],
 )
-def test_wrong_requests_are_named(methods, keys, message, tmp_path):
-    with pytest.raises(fl.UserError) as caught:
+def test_wrong_requests_are_named(methods, keys, named, tmp_path):
+    with pytest.raises(fl.UserError, match=named):
         fl.tune(methods, out=tmp_path, progress=False, **keys)
 
-    assert message in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -169,8 +152,7 @@ def test_cards_of_methods():
     for key, default in keys["default"].items():
         assert getattr(config.algorithm, key) == default
     assert keys.loc["agg_weights", "range"] == "samples | uniform"
-    assert "fedproto" in repr(card)
-    with pytest.raises(fl.ConfigError, match="Did you mean `fedproto`"):
+    with pytest.raises(fl.ConfigError, match="`fedproto`"):
         fl.method("fedprot0")
 
 
@@ -201,10 +183,9 @@ def test_study_in_this_process(tmp_path, capfd):
         progress=False,
         **given | {"train": train},
     )
-    shown = capfd.readouterr()
 
+    assert capfd.readouterr().err.count("trials/fedavg") == 0
     assert study.path.parent == tmp_path
-
     assert "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS" not in os.environ  # a Tuner of one's own has them
     assert study.trials["state"].tolist() == ["finished"]
     assert study.comparison.cells["seed"].tolist() == [1]
@@ -213,11 +194,7 @@ def test_study_in_this_process(tmp_path, capfd):
     assert row["seconds"] > 0
     assert row["train.optimizer.lr"] == study.best("fedavg").params["train.optimizer.lr"]
     assert not any(name.startswith("test") for name in row)
-    assert "trials/fedavg" not in shown.err
-    command = json.loads((study.path / "study.json").read_text())["command"]
-    assert command[0].startswith("fl.tune(['fedavg'], trials=1, seeds=1")
     again = fl.resume(study.path, **given)
-    assert "is finished: there is nothing to resume" in capfd.readouterr().err
     assert again.trials.equals(study.trials)
     # A cell is a run, with the weights of the same run by itself.
     alone = fl.run(
@@ -228,12 +205,13 @@ def test_study_in_this_process(tmp_path, capfd):
     )
     assert alone.digest == fl.load(study.comparison.cells["path"][0]).digest
     # A resumed study asks for the objects, and for the same ones.
-    with pytest.raises(fl.UserError, match=r"must be given again: fl\.resume\(path, data="):
-        fl.resume(study.path)
-    with pytest.raises(fl.UserError, match=r"must be given again: fl\.resume\(path, model="):
-        fl.resume(study.path, data=given["data"])
-    with pytest.raises(fl.UserError, match=r"model\.sha256"):
-        fl.resume(study.path, **given | {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))})
+    for wrong, named in (
+        ({}, "data="),
+        ({"data": given["data"]}, "model="),
+        (given | {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}, "model"),
+    ):
+        with pytest.raises(fl.UserError, match=named):
+            fl.resume(study.path, **wrong)
 
 
 def test_each_method_gets_its_own_keys():

@@ -1,7 +1,5 @@
 """`fl.federate` for targets that are not classes: regression and segmentation, by own metrics."""
 
-import warnings
-
 import lightning
 import numpy as np
 import pytest
@@ -24,9 +22,8 @@ from torchmetrics.classification import (
 import flbench as fl
 from flbench.metrics.own import OwnMetric
 from flbench.metrics.target_scores import TargetScores
-from tests.api.test_federate import Epochs, Lit
+from tests.api.test_federate import DOUBLE, Epochs, Lit, epochs_of, fit, made, recorded
 
-DOUBLE = {"name": "sequential", "precision": "64-true", "threads": 1}
 TRAIN = {"rounds": 2, "local_epochs": 1, "batch_size": 16}
 FOUR = fl.IID(clients=4)
 DRAW = np.random.default_rng(0)
@@ -85,11 +82,6 @@ class Pixels(lightning.LightningModule):
 
 def errors():
     return {"mse": MeanSquaredError(num_outputs=1), "mae": MeanAbsoluteError()}
-
-
-def made(kind, *arguments):
-    torch.manual_seed(0)
-    return kind(*arguments)
 
 
 def federated(out, data=(X, Y), module=Line, method="fedavg", **keys):
@@ -163,44 +155,21 @@ def test_indices_of_a_segmentation_equal_a_loop_of_scikit_learn(segmentation):
 @pytest.mark.slow
 def test_one_client_equals_the_trainer_and_its_metric_that_of_the_model(tmp_path):
     seen = []
+    module = made(recorded(Single, seen))
+    run = federated(tmp_path, (X, Y[:, 0]), module, partition=fl.IID(clients=1))
 
-    class Recorded(Single):
-        def training_step(self, batch, batch_idx):
-            seen.append((batch_idx, [tensor.clone() for tensor in batch]))
-            return super().training_step(batch, batch_idx)
-
-    run = federated(tmp_path, (X, Y[:, 0]), made(Recorded), partition=fl.IID(clients=1))
-
-    epochs = []
-    for index, batch in seen:
-        epochs += [[]] if index == 0 else []
-        epochs[-1].append(batch)
-    epochs = epochs[-TRAIN["rounds"] * TRAIN["local_epochs"] :]  # those before are of the trial
     reference = made(Single).double()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of few workers and batches
-        for epoch in epochs:  # the optimizer is new in each round
-            trainer = lightning.Trainer(
-                max_epochs=1,
-                accelerator="cpu",
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-            )
-            trainer.fit(reference.train(), DataLoader(Epochs([epoch]), batch_size=None))
+    for epoch in epochs_of(seen, TRAIN["rounds"]):  # the optimizer is new in each round
+        fit(reference.train(), DataLoader(Epochs([epoch]), batch_size=None))
     found = run.model(client=0, checkpoint="last").net.module
     for name, leaf in reference.state_dict().items():
         assert torch.equal(found.state_dict()[name], leaf)
-        assert not torch.equal(made(Single).double().state_dict()[name], leaf)
 
     with np.load(run.path / "partition.npz") as saved:
         test = np.sort(saved["index"][saved["part"] == 2])
-    trained = run.trained(client=0, checkpoint="last")
+    inputs = run.trained(client=0, checkpoint="last").inputs(torch.from_numpy(X[test]).float())
     metric = MeanSquaredError()
-    metric.update(
-        found(trained.inputs(torch.from_numpy(X[test]).float())), torch.tensor(Y[test, 0])
-    )
+    metric.update(found(inputs), torch.tensor(Y[test, 0]))
     assert float(metric.compute()) == run.summary["last"]["test"]["mse"]
 
 
@@ -210,16 +179,12 @@ def test_best_round_has_the_smallest_error_of_the_first_metric_or_of_the_chosen_
     values = run.metrics.query("split == 'validation' and protocol == 'personal'")
     by_round = values[values["metric"] == "mse"].set_index("round")["value"]
     assert run.summary["best"]["round"] == by_round.idxmin() == 2
-    assert run.summary["best_by"] == "validation mse"
     assert run.config.evaluation.best.model_dump() == {"metric": "mse", "mode": "min"}
 
     # The mode of the user wins over what the metric says: then the worst round is the best.
     best = {"metric": "mae", "mode": "max"}
     run = federated(tmp_path / "b", (X, Y[:, 0]), Single, evaluation={"best": best})
-    assert run.summary["best"]["round"] == 1
-    assert run.trained(client=0).card["round"] == 1
-    assert {*run.clients["moment"]} == {"best", "last"}
-    assert "round 1 of 2, test mae 0." in repr(run)
+    assert run.summary["best"]["round"] == run.trained(client=0).card["round"] == 1
 
 
 @pytest.mark.slow
@@ -230,20 +195,17 @@ def test_what_a_run_shows_has_its_metrics_and_nothing_of_classes(regression, seg
     assert {path.name for path in regression.path.glob("*.csv")} == {"metrics.csv", "clients.csv"}
     for found in (regression, fl.load(segmentation.path)):
         metric = found.config.evaluation.best.metric
-        page = (found.path / "report.html").read_text()
-        for text in (page, found._repr_html_()):
+        for text in ((found.path / "report.html").read_text(), found._repr_html_()):
             assert f"{metric}_worst10" in text
             assert "accuracy" not in text.partition("Configuration")[0]
-        assert f"test {metric} " in repr(found)
-        assert found.plot("curves").axes[0].get_ylabel() == f"validation {metric}"
+        assert metric in found.plot("curves").axes[0].get_ylabel()
         for refused in (
             lambda run: run.per_class,
             lambda run: run.confusion,
             lambda run: run.plot("per_class"),
-            lambda run: run.plot("confusion"),
             lambda run: fl.report(run.path),
         ):
-            with pytest.raises(fl.UserError, match="has no classes: its targets are judged by"):
+            with pytest.raises(fl.UserError, match="classes"):
                 refused(found)
     both = fl.runs(regression.path, segmentation.path)
     assert both["test.mse"].notna().tolist() == [True, False]
@@ -271,47 +233,37 @@ def test_ray_judges_the_same(tmp_path, regression):
 
 
 class Stop(fl.Callback):
-    """Interrupts a run after its first round, or never."""
-
-    def __init__(self, at=None):
-        self.at = at
+    """Interrupts a run after its first round."""
 
     def on_round_end(self, run, metrics):
-        if run.round == self.at:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
 
 @pytest.mark.slow
 def test_interrupted_run_resumes_with_its_metrics(tmp_path, regression):
-    keys = {"callbacks": Stop(1), "output.checkpoint_every": 1}
-    with pytest.raises(KeyboardInterrupt, match=r"evaluation=\{'metrics'"):
+    keys = {"callbacks": Stop(), "output.checkpoint_every": 1}
+    with pytest.raises(KeyboardInterrupt, match="evaluation="):
         federated(tmp_path, method="ditto", **keys)
     (path,) = tmp_path.glob("*/*/")
 
-    again = {"model": made(Line), "callbacks": Stop(), "progress": False}
-    with pytest.raises(fl.DataError, match="the data have changed"):
+    again = {"model": made(Line), "progress": False}
+    with pytest.raises(fl.DataError):
         fl.resume(path, data=(X, Y + 1), evaluation={"metrics": errors()}, **again)
-    with pytest.raises(fl.ConfigError, match=r"`evaluation\.metrics\.mse` is an object of Python"):
+    with pytest.raises(fl.ConfigError, match=r"`evaluation\.metrics\.mse`"):
         fl.resume(path, data=(X, Y), **again)
     resumed = fl.resume(path, data=(X, Y), evaluation={"metrics": errors()}, **again)
     assert resumed.digest == regression.digest
     assert (path / "metrics.csv").read_bytes() == (regression.path / "metrics.csv").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"train_images": X, "train_labels": Y},
-        TensorDataset(torch.tensor(X), torch.tensor(Y)),
-        fl.Data(X, Y, targets=True),
-    ],
-    ids=["dict", "torch", "Data"],
-)
-def test_targets_come_in_any_form(data):
-    found = data if isinstance(data, fl.Data) else fl.Data(data)
-
-    assert np.array_equal(found.dataset.targets, Y)
-    assert not found.dataset.y.any()
+def test_targets_come_in_any_form_and_whole_numbers_only_if_the_user_says_so():
+    forms = ({"train_images": X, "train_labels": Y}, TensorDataset(*map(torch.tensor, (X, Y))))
+    for data in (*map(fl.Data, forms), fl.Data(X, Y, targets=True)):
+        assert np.array_equal(data.dataset.targets, Y)
+        assert not data.dataset.y.any()
+    ages = np.round(20 + 5 * Y[:, 0])
+    assert fl.Data(X, ages - ages.min()).dataset.targets is None
+    assert np.array_equal(fl.Data(X, ages, targets=True).dataset.targets, ages)
 
 
 @pytest.mark.slow
@@ -322,15 +274,7 @@ def test_classification_takes_metrics_too(tmp_path):
     counts = run.confusion.query("split == 'test'")
     pairs = counts[["true", "predicted"]].to_numpy().repeat(counts["count"], axis=0)
     assert run.summary["test"]["kappa"] == pytest.approx(cohen_kappa_score(*pairs.T), abs=1e-6)
-    assert run.summary["best_by"] == "validation accuracy"
     assert run.config.evaluation.best.metric is None
-
-
-def test_whole_numbers_are_targets_only_if_the_user_says_so():
-    ages = np.round(20 + 5 * Y[:, 0])
-
-    assert fl.Data(X, ages - ages.min()).dataset.targets is None
-    assert np.array_equal(fl.Data(X, ages, targets=True).dataset.targets, ages)
 
 
 @pytest.mark.slow
@@ -339,7 +283,6 @@ def test_early_stopping_watches_the_metric(tmp_path):
     run = federated(tmp_path, train={**TRAIN, "rounds": 4, "early_stopping": stop})
 
     assert run.summary["stopped"]["round"] == 2
-    assert "mae has not improved" in run.summary["stopped"]["reason"]
 
 
 @pytest.mark.slow
@@ -355,16 +298,19 @@ def test_scheme_of_ones_own_gets_the_targets(tmp_path):
     assert first.max() < last.min()
 
 
-def error_by_hand(confusion):
-    return 0.0
+class Endless(MeanAbsoluteError):  # noqa: N818
+    """A metric that is infinite for the untrained model."""
+
+    def compute(self):
+        return super().compute() * torch.inf
 
 
 @pytest.mark.parametrize(
     ("keys", "key"),
     [
         ({"metrics": None}, "evaluation.metrics"),
-        ({"metrics": MeanSquaredError()}, "evaluation.metrics"),
-        ({"metrics": {"mse": error_by_hand}}, "evaluation.metrics.mse"),
+        ({"metrics": {"mse": lambda confusion: 0.0}}, "evaluation.metrics.mse"),
+        ({"metrics": {"mae": Endless()}}, "evaluation.metrics.mae"),
         ({"metrics": {"mse": MeanSquaredError(num_outputs=2)}}, "evaluation.metrics.mse"),
         ({"metrics": {"iou": IOU}}, "evaluation.metrics.iou"),
         ({"evaluation": {"best": {"metric": "rmse"}}}, "evaluation.best.metric"),
@@ -372,11 +318,6 @@ def error_by_hand(confusion):
         ({"output.predictions": True}, "output.predictions"),
         ({"partition": fl.Dirichlet()}, "partition.scheme"),
         ({"method": "fedproto"}, "algorithm.name"),
-        ({"method": {"name": "pfedsim", "classes": "union"}, "head": "line"}, "algorithm.name"),
-        (
-            {"data": fl.Data(IMAGES, MAPS), "module": Pixels, "data.augment": ["flip"]},
-            "data.augment",
-        ),
     ],
 )
 def test_what_cannot_be_had_is_refused(tmp_path, keys, key):
@@ -393,17 +334,17 @@ def test_targets_that_are_no_finite_numbers_or_classes_are_refused(tmp_path, y):
 
 def test_other_nets_and_studies_and_comparisons_are_refused(tmp_path):
     keys = {"data": fl.Data(X, Y), "partition": FOUR, "output": {"dir": tmp_path}}
-    with pytest.raises(fl.ConfigError, match="the targets of the data are not classes"):
+    with pytest.raises(fl.ConfigError):
         fl.run("fedavg", progress=False, **keys)
-    model = {"name": "tests.api.test_targets:Line", "lightning": True}
-    metrics = {"metrics": {"mae": MeanAbsoluteError}}
+    keys["model"] = {"name": "tests.api.test_targets:Line", "lightning": True}
+    keys["evaluation"] = {"metrics": {"mae": MeanAbsoluteError}}
     space = tmp_path / "space.yaml"
     space.write_text("method: fedavg\nspace:\n  train.local_epochs: {choice: [1, 2]}\n")
-    with pytest.raises(fl.ConfigError, match="a study looks for the largest value"):
-        fl.tune(["fedavg"], trials=2, space=space, model=model, evaluation=metrics, **keys)
-    with pytest.raises(fl.ConfigError, match="a comparison is made by accuracies"):
-        fl.compare(["fedavg", "ditto"], seeds=1, model=model, evaluation=metrics, **keys)
-    with pytest.raises(fl.ConfigError, match=r"`evaluation\.best` is for targets"):
+    with pytest.raises(fl.ConfigError):
+        fl.tune(["fedavg"], trials=2, space=space, **keys)
+    with pytest.raises(fl.ConfigError):
+        fl.compare(["fedavg", "ditto"], seeds=1, **keys)
+    with pytest.raises(fl.ConfigError, match=r"`evaluation\.best`"):
         fl.run("fedavg", evaluation={"best": {"mode": "max"}}, output={"dir": tmp_path})
     assert not [*tmp_path.glob("**/metrics.csv")]
 
@@ -414,10 +355,8 @@ def test_metric_without_a_direction_needs_the_users(tmp_path):
         higher_is_better = None
 
     metrics = {"mae": Silent()}
-    with pytest.raises(fl.ConfigError, match="does not say whether larger values are better"):
+    with pytest.raises(fl.ConfigError, match="mae"):
         federated(tmp_path, metrics=metrics)
-    with pytest.raises(fl.ConfigError, match=r"evaluation\.metrics\.client"):
-        federated(tmp_path, metrics={"client": Silent()})
 
     run = federated(tmp_path, metrics=metrics, evaluation={"best": {"mode": "min"}})
 
@@ -425,25 +364,20 @@ def test_metric_without_a_direction_needs_the_users(tmp_path):
     assert run.summary["last"]["test"]["mae_worst10"] == pytest.approx(last.max())
 
 
-def test_a_model_of_all_clients_is_judged_once_and_counts_for_each():
-    scores = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
-    one = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
+def test_a_model_of_all_clients_is_judged_once_and_samples_of_clients_may_be_mixed():
+    shared, one, mixed = (
+        TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),)) for _ in range(3)
+    )
     true, predicted = torch.zeros(4), torch.tensor([1.0, 2.0, 3.0, 6.0])
 
-    scores.add_shared_(torch.arange(3), true, predicted)
+    shared.add_shared_(torch.arange(3), true, predicted)
     for k in range(3):
         one.add_(torch.full((4,), k), true, predicted)
+    mixed.add_(torch.tensor([2, 0, 2]), torch.zeros(3), torch.tensor([1.0, 5.0, 2.0]))
 
-    assert scores.pooled() == one.pooled() == {"mae": 3.0, "mae_mean": 3.0, "mae_worst10": 3.0}
-    assert scores.clients["mae"].tolist() == one.clients["mae"].tolist() == [3.0] * 3
-
-
-def test_samples_of_clients_may_be_mixed():
-    scores = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
-
-    scores.add_(torch.tensor([2, 0, 2]), torch.zeros(3), torch.tensor([1.0, 5.0, 2.0]))
-
-    assert scores.clients["mae"].nan_to_num(-1).tolist() == [5.0, -1.0, 1.5]
+    assert shared.pooled() == one.pooled() == {"mae": 3.0, "mae_mean": 3.0, "mae_worst10": 3.0}
+    assert shared.clients["mae"].tolist() == one.clients["mae"].tolist() == [3.0] * 3
+    assert mixed.clients["mae"].nan_to_num(-1).tolist() == [5.0, -1.0, 1.5]
 
 
 @pytest.mark.slow
@@ -455,14 +389,5 @@ def test_outputs_that_are_not_finite_stop_the_run(tmp_path):
             moved = (self.line.weight - made(Line).line.weight.double()).abs().sum()
             return self.line(x) * (1.0 if self.training else (1 + moved).pow(1e6))
 
-    with pytest.raises(fl.RunError, match="returns outputs that are not finite"):
+    with pytest.raises(fl.RunError):
         federated(tmp_path, module=Overflow)
-
-
-def test_metric_that_is_infinite_names_the_model(tmp_path):
-    class Endless(MeanAbsoluteError):  # noqa: N818
-        def compute(self):
-            return super().compute() * torch.inf
-
-    with pytest.raises(fl.ConfigError, match=r"evaluation\.metrics\.mae` is infinite for the unt"):
-        federated(tmp_path, metrics={"mae": Endless()})

@@ -1,7 +1,5 @@
 """Hooks, the read-only view, stopping, memory under resume, and callbacks that fail."""
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping as LightningEarlyStopping
@@ -9,14 +7,13 @@ from pydantic import ValidationError
 
 from flbench.callbacks import Callback
 from flbench.callbacks.early_stopping import EarlyStopping
-from flbench.config.resolve import read
 from flbench.config.sources import Layer
 from flbench.core.errors import CallbackError, ConfigError
 from flbench.core.tree import digest
-from flbench.experiment import checkpoint, lifecycle
+from flbench.experiment import lifecycle
 from flbench.results import metrics_file
 from tests.callbacks.support import CrashAfter, CrashError, only_run, run_with
-from tests.support import Silent, reproducible, summary_of
+from tests.support import reproducible, summary_of
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +44,7 @@ class Recording(Callback):
 
     def on_run_end(self, run):
         self.calls.append(("end", run.round, run.summary["weights_digest"]))
+        self.digest = digest(run.weights(client) for client in range(run.clients))
 
     def on_exception(self, run, error):
         self.calls.append(("exception", run.round, type(error)))
@@ -66,22 +64,17 @@ class Vandal(Callback):
         torch.rand(7)
 
     def on_evaluation_end(self, run, metrics):
-        with pytest.raises(TypeError):
-            metrics["train/loss"] = 0.0
+        for mapping in (metrics, run.metrics, run.server):
+            with pytest.raises(TypeError):
+                mapping["train/loss"] = 0.0
         for name, value in (("round", 9), ("config", None), ("rows", []), ("summary", {})):
             with pytest.raises(AttributeError):
                 setattr(run, name, value)
-        with pytest.raises(TypeError):
-            run.metrics["train/loss"] = 0.0
-        with pytest.raises(TypeError):
-            run.server["head.bias"] = torch.zeros(1)
-        with pytest.raises(TypeError):
-            run.rows[0] = None
         with pytest.raises(ValidationError):
             run.config.train.rounds = 1
-        with pytest.raises((AttributeError, FrozenInstanceError)):
+        with pytest.raises(AttributeError):
             run.rows[0].value = 0.0
-        with pytest.raises(IndexError, match="out of range"):
+        with pytest.raises(IndexError):
             run.weights(5)
 
 
@@ -122,7 +115,8 @@ class Failing(Callback):
 
 def test_hooks_come_in_order_and_their_metrics_are_those_of_the_file(tmp_path):
     seen = Recording()
-    path, summary = run_with(tmp_path, [seen], "train.rounds=3", "evaluation.every=2")
+    keys = ("algorithm=fedper", "model=mlp", "train.rounds=3", "evaluation.every=2")
+    path, summary = run_with(tmp_path, [seen, StopAfter(3)], *keys)
 
     calls = [call for call in seen.calls if call[0] != "best"]
     assert calls == [
@@ -137,6 +131,8 @@ def test_hooks_come_in_order_and_their_metrics_are_those_of_the_file(tmp_path):
         ("end", 3, summary["weights_digest"]),
     ]
     assert ("best", 2) in seen.calls
+    assert seen.digest == summary["weights_digest"]
+    assert "stopped" not in summary  # it is the last round anyway
     rows = metrics_file.read(path / "metrics.csv")
     found = {(row.round, row.full_name): row.value for row in rows}
     # After the last round, the models of the best one are evaluated on the common test set.
@@ -153,33 +149,14 @@ def test_nothing_that_a_callback_writes_changes_the_run(tmp_path):
     assert (other / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["fedper", "hfcd"])
-def test_weights_are_those_of_the_digest(tmp_path, name):
-    found = []
-
-    class Weights(Callback):
-        def on_run_end(self, run):
-            found.append(digest(run.weights(client) for client in range(run.clients)))
-
-    _, summary = run_with(tmp_path, [Weights()], f"algorithm={name}", "model=mlp")
-
-    assert found == [summary["weights_digest"]]
-
-
-@pytest.mark.parametrize(
-    ("hook", "when"), [("on_round_end", 3), ("on_evaluation_end", 2), ("on_evaluation_end", 4)]
-)
+@pytest.mark.parametrize(("hook", "when"), [("on_round_end", 3), ("on_evaluation_end", 4)])
 def test_stopped_run_ends_like_a_run_of_so_many_rounds(tmp_path, hook, when):
     """With a constant learning rate the round does not depend on `train.rounds`."""
     keys = ("evaluation.every=2", "train.optimizer.lr=0.3")
-    silent, stop = Silent(), StopAfter(when, hook)
-    path, stopped = run_with(tmp_path / "a", [stop, silent], "train.rounds=9", *keys)
+    path, stopped = run_with(tmp_path / "a", [StopAfter(when, hook)], "train.rounds=9", *keys)
     other, short = run_with(tmp_path / "b", [], f"train.rounds={when}", *keys)
 
     assert stopped["stopped"] == {"round": when, "reason": "enough"}
-    assert "stopped" not in short
-    assert f"stopped after round {when} of 9: enough." in stopped["notes"]
-    assert f"stopped after round {when} of 9: enough." in silent.notes
     for key in ("weights_digest", "last", "best", "communication", "client_trainings"):
         assert _without_local(stopped[key]) == _without_local(short[key])
     for table in ("clients.csv", "per_class.csv", "confusion.csv"):
@@ -198,12 +175,6 @@ def _without_local(value):
     return {key: _without_local(item) for key, item in value.items() if "@local" not in key}
 
 
-def test_request_to_stop_at_the_last_round_changes_nothing(tmp_path):
-    _, summary = run_with(tmp_path, [StopAfter(3)], "train.rounds=3")
-
-    assert "stopped" not in summary
-
-
 def test_stop_in_a_setup_stage_waits_for_a_round_that_counts(tmp_path):
     class StopInSetup(Callback):
         def on_round_end(self, run, metrics):
@@ -219,58 +190,64 @@ def test_stop_in_a_setup_stage_waits_for_a_round_that_counts(tmp_path):
     assert summary["stopped"]["round"] == summary["last"]["round"] == rounds[-1] < 5
 
 
-@pytest.mark.parametrize("crash", [1, 3, 4, 5])
-def test_memory_and_stop_are_exact_under_a_crash_and_resume(tmp_path, crash):
-    keys = ("train.rounds=9", "evaluation.every=2")
-    straight = Counting()
-    path, summary = run_with(tmp_path / "a", [straight, StopAfter(5)], *keys)
+NINE = ("train.rounds=9", "evaluation.every=2")
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run of five rounds of nine, and the losses that a callback has seen."""
+    counting = Counting()
+    path, _ = run_with(tmp_path_factory.mktemp("stopped"), [counting, StopAfter(5)], *NINE)
+    return path, counting.losses
+
+
+def assert_equal_runs(folder, other):
+    assert reproducible(summary_of(folder)) == reproducible(summary_of(other))
+    assert (folder / "metrics.csv").read_bytes() == (other / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize("crash", [3, 5])
+def test_memory_and_stop_are_exact_under_a_crash_and_resume(tmp_path, stopped, crash):
     with pytest.raises(CrashError):
-        run_with(tmp_path / "b", [Counting(), CrashAfter(crash), StopAfter(5)], *keys)
-    folder, resumed = only_run(tmp_path / "b"), Counting()
+        run_with(tmp_path, [Counting(), CrashAfter(crash), StopAfter(5)], *NINE)
+    folder, resumed = only_run(tmp_path), Counting()
     lifecycle.resume(folder, Layer({}), [resumed, StopAfter(5)])
 
-    assert resumed.losses == straight.losses
-    assert reproducible(summary_of(folder)) == reproducible(summary)
-    assert (folder / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
+    assert resumed.losses == stopped[1]
+    assert_equal_runs(folder, stopped[0])
 
 
-def test_run_that_is_killed_after_it_stopped_ends_on_resume(tmp_path):
+def test_run_that_is_killed_after_it_stopped_ends_on_resume(tmp_path, stopped):
     class CrashAfterStop(Callback):
         def on_checkpoint(self, run, path):
             if run.stopped and path.stem == "last":
                 raise CrashError
 
-    path, summary = run_with(tmp_path / "a", [StopAfter(3)], "train.rounds=9")
     with pytest.raises(CrashError):
-        run_with(tmp_path / "b", [StopAfter(3), CrashAfterStop()], "train.rounds=9")
-    folder = only_run(tmp_path / "b")
+        run_with(tmp_path, [StopAfter(5), CrashAfterStop()], *NINE)
+    folder = only_run(tmp_path)
     lifecycle.resume(folder, Layer({}))
 
-    assert reproducible(summary_of(folder)) == reproducible(summary)
-    assert (folder / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
+    assert_equal_runs(folder, stopped[0])
 
 
-@pytest.mark.parametrize("hook", ["on_run_start", "on_round_end", "on_evaluation_end"])
-def test_failing_callback_is_named_and_the_run_is_saved(tmp_path, hook):
-    keys = ("train.rounds=5", "evaluation.every=3", "output.checkpoint_every=50")
-    _, summary = run_with(tmp_path / "a", [], *keys)
-    when = 0 if hook == "on_run_start" else 3
+@pytest.mark.parametrize(("hook", "when"), [("on_run_start", 0), ("on_round_end", 5)])
+def test_failing_callback_is_named_and_the_run_is_saved(tmp_path, stopped, hook, when):
     seen, counting = Recording(), Counting()
-    with pytest.raises(CallbackError, match=f"callback Failing failed in `{hook}`") as caught:
-        run_with(tmp_path / "b", [Failing(hook, when), seen, counting], *keys)
+    callbacks = [Failing(hook, when), seen, counting, StopAfter(5)]
+    with pytest.raises(CallbackError, match=f"Failing.*`{hook}`") as caught:
+        run_with(tmp_path, callbacks, "output.checkpoint_every=50", *NINE)
 
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert "my mistake" in str(caught.value)
     assert seen.calls[-1] == ("exception", when, CallbackError)
-    folder, again = only_run(tmp_path / "b"), Counting()
+    assert len(counting.losses) == when  # the hooks of the others are called all the same
+    folder, again = only_run(tmp_path), Counting()
     if when:
-        assert "after round 3" in str(caught.value)
-        assert f"--resume {folder}" in str(caught.value)
-        assert ("last", 3) in seen.calls
-        assert len(counting.losses) == 3  # the hooks of the others are called all the same
-    lifecycle.resume(folder, Layer({}), [again])
-    assert len(again.losses) == 5
-    assert reproducible(summary_of(folder)) == reproducible(summary)
+        assert str(folder) in str(caught.value)
+        assert ("last", when) in seen.calls
+    lifecycle.resume(folder, Layer({}), [again, StopAfter(5)])
+    assert again.losses == stopped[1]
+    assert_equal_runs(folder, stopped[0])
 
 
 @pytest.mark.parametrize("hook", ["on_note", "on_checkpoint"])
@@ -283,23 +260,12 @@ def test_failing_callback_neither_hides_an_interrupt_nor_prevents_its_save(tmp_p
         if hook == "on_checkpoint" or given[0].startswith("interrupted"):
             raise ValueError("no")
 
-    failing = Callback()
+    failing, seen = Callback(), Recording()
     setattr(failing, hook, fail)
-    with pytest.raises(KeyboardInterrupt, match=r"interrupted and saved\."):
-        run_with(tmp_path, [Interrupt(), failing])
-    assert (only_run(tmp_path) / "checkpoints" / "last.safetensors").is_file()
-
-
-def test_interrupt_is_told_to_the_callbacks(tmp_path):
-    class Interrupt(Callback):
-        def on_round_end(self, run, metrics):
-            if run.round == 2:
-                raise KeyboardInterrupt
-
-    seen = Recording()
     with pytest.raises(KeyboardInterrupt):
-        run_with(tmp_path, [Interrupt(), seen])
-    assert seen.calls[-1] == ("exception", 2, KeyboardInterrupt)
+        run_with(tmp_path, [Interrupt(), failing, seen])
+    assert seen.calls[-1] == ("exception", 1, KeyboardInterrupt)
+    assert (only_run(tmp_path) / "checkpoints" / "last.safetensors").is_file()
 
 
 def test_memory_must_be_json_and_is_checked_before_the_first_round(tmp_path):
@@ -308,58 +274,19 @@ def test_memory_must_be_json_and_is_checked_before_the_first_round(tmp_path):
             return {"weights": torch.zeros(3)}
 
     seen = Recording()
-    with pytest.raises(CallbackError, match=r"callback Tensors .*not JSON serializable"):
+    with pytest.raises(CallbackError, match="Tensors"):
         run_with(tmp_path, [Tensors(), seen])
     assert ("round", 1) not in seen.calls
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (EarlyStopping, "is not an object of a subclass"),
-        (
-            LightningEarlyStopping("loss"),
-            "lightning.*is not an object of a subclass of flbench.callbacks",
-        ),
-        (print, "is not an object"),
-    ],
-)
-def test_what_is_not_a_callback_is_refused_before_anything_is_written(tmp_path, wrong, message):
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("wrong", [EarlyStopping, LightningEarlyStopping("loss"), print])
+def test_what_is_not_a_callback_is_refused_before_anything_is_written(tmp_path, wrong):
+    with pytest.raises(ConfigError, match="`callbacks`"):
         run_with(tmp_path, [wrong])
     assert not list(tmp_path.iterdir())
 
 
-def test_note_that_fails_within_a_round_ends_the_run_after_the_round_is_saved(tmp_path):
-    class Mute(Callback):
-        def on_note(self, text):
-            if "left out of this round" in text:
-                raise ValueError("no notes")
-
-    keys = ("model=mlp", "train.optimizer.lr=1e30", "output.checkpoint_every=50")
-    with pytest.raises(CallbackError, match=r"failed in `on_note`.* saved after round 1\."):
-        run_with(tmp_path, [Mute()], *keys)
-    path = only_run(tmp_path)
-    config_hash = read(path / "config.yaml").hash()
-    saved, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", config_hash)
-    assert saved.round == 1
-
-
-def test_run_that_could_not_be_saved_is_not_called_saved(tmp_path):
-    class Unsaved(Failing):
-        calls = 0
-
-        def state_dict(self):
-            self.calls += 1
-            return {"ids": {1}} if self.calls > 1 else {}
-
-    with pytest.raises(CallbackError, match="Resume with") as caught:
-        run_with(tmp_path, [Unsaved("on_round_end", 1)], "output.checkpoint_every=50")
-    assert "saved after" not in str(caught.value)
-    assert not (only_run(tmp_path) / "checkpoints" / "last.safetensors").exists()
-
-
-def test_failing_note_and_failing_on_exception_hide_no_error(tmp_path):
+def test_failing_note_and_failing_on_exception_hide_no_error_and_the_round_is_saved(tmp_path):
     class Loud(Callback):
         def on_round_end(self, run, metrics):
             run.note("a note")
@@ -371,6 +298,7 @@ def test_failing_note_and_failing_on_exception_hide_no_error(tmp_path):
         def on_exception(self, run, error):
             raise ValueError("no exceptions")
 
-    with pytest.raises(CallbackError, match=r"failed in `on_note`") as caught:
-        run_with(tmp_path, [Loud()], "partition.scheme=iid")
+    with pytest.raises(CallbackError, match="`on_note`") as caught:
+        run_with(tmp_path, [Loud()], "output.checkpoint_every=50", "partition.scheme=iid")
     assert any("no exceptions" in note for note in caught.value.__notes__)
+    assert (only_run(tmp_path) / "checkpoints" / "last.safetensors").is_file()

@@ -1,5 +1,6 @@
 """EarlyStopping: a slow oracle, exact resume, the configuration's key, and what is refused."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -42,7 +43,6 @@ def long_run(tmp_path_factory):
     ("metric", "patience", "min_delta", "mode"),
     [
         ("validation/personal/accuracy", 1, 0.0, "max"),
-        ("validation/personal/accuracy", 3, 0.05, "max"),
         ("validation/personal/worst10_accuracy", 2, 0.01, "max"),
         ("train/loss", 2, 0.3, "min"),
     ],
@@ -63,7 +63,7 @@ def test_it_stops_where_the_metrics_of_an_unstopped_run_say(
         assert "stopped" not in summary
     else:
         assert summary["stopped"]["round"] == summary["last"]["round"] == expected
-        assert summary["stopped"]["reason"].startswith(f"{metric} has not improved")
+        assert metric in summary["stopped"]["reason"]
         before = [row for row in rows if row.round <= expected and row.split == "validation"]
         assert (
             summary["best"]["round"]
@@ -74,36 +74,40 @@ def test_it_stops_where_the_metrics_of_an_unstopped_run_say(
         )
 
 
+STILL = ("train.rounds=30", "evaluation.every=1", "train.optimizer.lr=0")
+"""With a learning rate of zero the accuracy stays, and a forgotten count would stop later."""
+
+
+@pytest.fixture(scope="module")
+def still(tmp_path_factory):
+    """The folder of a run that a callback has stopped."""
+    return run_with(tmp_path_factory.mktemp("still"), [EarlyStopping(patience=6)], *STILL)[0]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("crash", [2, 5, 6])
-def test_it_stops_at_the_same_round_after_a_crash_and_resume(tmp_path, crash):
-    """With a learning rate of zero the accuracy stays, and a forgotten count would stop later."""
-    keys = ("train.rounds=30", "evaluation.every=1", "train.optimizer.lr=0")
-    path, summary = run_with(tmp_path / "a", [EarlyStopping(patience=6)], *keys)
-    assert summary["stopped"]["round"] == 7
+@pytest.mark.parametrize("crash", [2, 6])
+def test_it_stops_at_the_same_round_after_a_crash_and_resume(tmp_path, still, crash):
     with pytest.raises(CrashError):
-        run_with(tmp_path / "b", [EarlyStopping(patience=6), CrashAfter(crash)], *keys)
-    folder = only_run(tmp_path / "b")
+        run_with(tmp_path, [EarlyStopping(patience=6), CrashAfter(crash)], *STILL)
+    folder = only_run(tmp_path)
     lifecycle.resume(folder, Layer({}), [EarlyStopping(patience=6)])
 
-    assert reproducible(summary_of(folder)) == reproducible(summary)
-    assert (folder / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
+    assert summary_of(still)["stopped"]["round"] == 7
+    assert reproducible(summary_of(folder)) == reproducible(summary_of(still))
+    assert (folder / "metrics.csv").read_bytes() == (still / "metrics.csv").read_bytes()
 
 
 @pytest.mark.slow
-def test_key_of_the_configuration_does_what_the_callback_does(tmp_path):
-    keys = ("train.rounds=30", "evaluation.every=1", "train.optimizer.lr=0")
-    _, asked = run_with(tmp_path / "a", [EarlyStopping(patience=4)], *keys)
+def test_key_of_the_configuration_does_what_the_callback_does(tmp_path, still):
     with pytest.raises(CrashError):
-        run_with(tmp_path / "b", [CrashAfter(4)], *keys, "train.early_stopping.patience=4")
-    folder = only_run(tmp_path / "b")
+        run_with(tmp_path, [CrashAfter(4)], *STILL, "train.early_stopping.patience=6")
+    folder = only_run(tmp_path)
     lifecycle.resume(folder, Layer({}))
-    configured = summary_of(folder)
+    configured, asked = summary_of(folder), summary_of(still)
 
     assert configured.pop("config_hash") != asked.pop("config_hash")
     assert reproducible(configured) == reproducible(asked)
-    assert configured["stopped"]["round"] == 5
-    with pytest.raises(ConfigError, match=r"`train.early_stopping.patience` was 4"):
+    with pytest.raises(ConfigError, match=r"train\.early_stopping\.patience"):
         lifecycle.resume(folder, Layer({"train": {"early_stopping": {"patience": 9}}}))
 
 
@@ -128,12 +132,13 @@ class Unknown:
     higher_is_better = None
 
 
+OWN = {"rate": error_rate, "kappa": kappa, "mse": MeanSquaredError(), "unknown": Unknown()}
+
+
 @pytest.mark.parametrize(
     ("metric", "mode"),
     [
-        ("validation/personal/accuracy", "max"),
         ("validation/personal/auroc_macro_mean", "max"),
-        ("validation/personal/ece", "min"),
         ("validation/personal/nll_mean", "min"),
         ("train/loss", "min"),
         ("log/val_loss", "min"),
@@ -143,78 +148,45 @@ class Unknown:
         ("validation/personal/mse_mean", "min"),
         ("validation/personal/unknown", None),
         ("validation/personal/client_std", None),
-        ("server/clusters", None),
         ("log/norm", None),
     ],
 )
 def test_the_mode_follows_the_metric(metric, mode):
-    functions = {
-        "rate": error_rate,
-        "kappa": kappa,
-        "mse": MeanSquaredError(),
-        "unknown": Unknown(),
-    }
-    metrics = [OwnMetric(name, function, "object") for name, function in functions.items()]
+    metrics = [OwnMetric(name, function, "object") for name, function in OWN.items()]
     given, _ = config("runs", "evaluation.probabilities=true")
 
-    def told(callback):
+    def better(**asked):
+        """Which of two values after 0.5 is an improvement."""
+        callback, found = EarlyStopping(metric, **asked), set()
         CallbackList([callback]).prepare(given, ["validation", "test"], metrics)
-        better = set()
         for value in (0.4, 0.6):
             callback.load_state_dict({"best": 0.5, "best_round": 1, "waited": 0})
             callback.on_round_end(SimpleNamespace(round=2), {metric: value})
-            if not callback.state_dict()["waited"]:
-                better.add(value)
-        return better
+            found |= set() if callback.state_dict()["waited"] else {value}
+        return found
 
-    for asked, better in (("max", {0.6}), ("min", {0.4})):
-        assert told(EarlyStopping(metric, mode=asked)) == better
-        if mode == asked:
-            assert told(EarlyStopping(metric)) == better
+    assert better(mode="max") == {0.6}
+    assert better(mode="min") == {0.4}
     if mode is None:
-        with pytest.raises(ConfigError, match="max or min"):
-            told(EarlyStopping(metric))
+        with pytest.raises(ConfigError, match=metric):
+            better()
+    else:
+        assert better() == better(mode=mode)
 
 
 @pytest.mark.slow
-def test_a_run_that_watches_its_loss_trains_as_long_as_the_loss_falls(tmp_path):
-    keys = ("train.early_stopping.metric=train/loss", "train.early_stopping.patience=2")
-    path, summary = run_with(tmp_path, [], "train.rounds=6", "train.optimizer.lr=0.01", *keys)
-
-    losses = [row.value for row in metrics_file.read(path / "metrics.csv") if row.metric == "loss"]
-    assert losses == sorted(losses, reverse=True)
-    assert "stopped" not in summary
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("metric", "message"),
-    [
-        ("validation/personal/acuracy", "Did you mean `validation/personal/accuracy`"),
-        ("common/gm/accuracy", "needs evaluation.common.every"),
-        ("server/xyz", "Metrics there: "),
-        ("accuracy", "Metrics there: "),
-        ("validation/personal/nll", "evaluation.probabilities=true"),
-    ],
-)
-def test_metric_that_the_first_evaluation_lacks_is_refused_then(tmp_path, metric, message):
-    with pytest.raises(ConfigError, match=rf"was not computed in the first 2 rounds.*{message}"):
+@pytest.mark.parametrize("metric", ["validation/personal/acuracy", "common/gm/accuracy"])
+def test_metric_that_the_first_evaluation_lacks_is_refused_then(tmp_path, metric):
+    with pytest.raises(ConfigError, match=f"`{metric}`"):
         run_with(tmp_path, [EarlyStopping(metric, mode="max")], "train.rounds=6")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"patience": 0}, "patience` must be"),
-        ({"patience": 2.5}, "patience` must be"),
-        ({"min_delta": -0.1}, "min_delta` must be"),
-        ({"min_delta": float("nan")}, "min_delta` must be"),
-        ({"mode": "most"}, "mode` must be 'max' or 'min', got 'most'"),
-    ],
+    ("key", "value"), [("patience", 0), ("min_delta", -0.1), ("min_delta", math.nan), ("mode", "x")]
 )
-def test_arguments_out_of_range_are_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        EarlyStopping(**arguments)
+def test_arguments_out_of_range_are_refused(key, value):
+    with pytest.raises(ConfigError, match=f"{key}`"):
+        EarlyStopping(**{key: value})
 
 
 def test_the_callback_of_the_configuration_comes_before_those_of_the_user():

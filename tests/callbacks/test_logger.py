@@ -1,10 +1,11 @@
 """Metrics in Lightning's loggers are those of metrics.csv, also after a crash and a resume."""
 
 import csv
+from pathlib import Path
 
 import pytest
 import yaml
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
 from lightning.pytorch.loggers.logger import Logger
 
 from flbench.config.sources import Layer, leaves
@@ -62,19 +63,6 @@ def of_csv(folder):
         )
 
 
-def of_tensorboard(folder):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    return sorted(
-        (name, event.step, event.value)
-        for name in events.Tags()["scalars"]
-        if name != "hp_metric"
-        for event in events.Scalars(name)
-    )
-
-
 def of_mlflow(uri, run_id):
     from mlflow.tracking import MlflowClient
 
@@ -101,55 +89,23 @@ def crash_and_resume(out, first, second, when=4):
     return folder
 
 
-def test_csv_logger_has_all_metrics_and_parameters(tmp_path):
-    path, _ = run_with(tmp_path / "runs", [], *KEYS, loggers=[CSVLogger(tmp_path / "logs")])
+@pytest.mark.filterwarnings("ignore:Experiment logs directory")
+@pytest.mark.parametrize("kind", ["same object", "same version", "new version"])
+def test_csv_logger_is_complete_after_a_resume(tmp_path, kind):
+    """Also with a new version, which does not have the file of the interrupted run."""
+    logs, version = tmp_path / "logs", 0 if kind == "same version" else None
+    first, second = CSVLogger(logs, version=version), CSVLogger(logs, version=version)
+    second = first if kind == "same object" else second
+    folder = crash_and_resume(tmp_path / "runs", first, second)
 
-    log = tmp_path / "logs" / "lightning_logs" / "version_0"
-    assert of_csv(log) == expected(path)
-    names = {name for name, _, _ in expected(path)}
+    log = Path(second.log_dir)
+    assert of_csv(log) == expected(folder)
+    names = {name for name, _, _ in expected(folder)}
     assert {"train/loss", "validation/personal/accuracy", "test/personal-local/accuracy"} <= names
-    with (log / "hparams.yaml").open() as file:
-        parameters = yaml.safe_load(file)
-    with (path / "config.yaml").open() as file:
-        flat = leaves(yaml.safe_load(file))
+    parameters = yaml.safe_load((log / "hparams.yaml").read_text())
+    flat = leaves(yaml.safe_load((folder / "config.yaml").read_text()))
     left_out = ("tracking.", "output.")
     assert parameters == {key: value for key, value in flat.items() if not key.startswith(left_out)}
-
-
-@pytest.mark.filterwarnings("ignore:Experiment logs directory")
-@pytest.mark.parametrize("version", [0, None])
-def test_csv_logger_is_complete_after_a_resume(tmp_path, version):
-    """Also with a new version, which does not have the file of the interrupted run."""
-    logs = tmp_path / "logs"
-    first, second = CSVLogger(logs, version=version), CSVLogger(logs, version=version)
-    folder = crash_and_resume(tmp_path / "runs", first, second)
-
-    log = logs / "lightning_logs" / ("version_0" if version == 0 else f"version_{second.version}")
-    assert of_csv(log) == expected(folder)
-    assert (log / "hparams.yaml").read_text().count("train.rounds: 5") == 1
-
-
-def test_the_same_logger_object_continues_after_an_interrupt(tmp_path):
-    logger = CSVLogger(tmp_path / "logs")
-    folder = crash_and_resume(tmp_path / "runs", logger, logger)
-
-    assert of_csv(tmp_path / "logs" / "lightning_logs" / "version_0") == expected(folder)
-
-
-@pytest.mark.parametrize("version", [0, None])
-def test_tensorboard_logger_continues_or_begins_a_complete_log(tmp_path, version):
-    def logger():
-        return TensorBoardLogger(tmp_path / "logs", version=version)
-
-    first, second = logger(), logger()
-    folder = crash_and_resume(tmp_path / "runs", first, second)
-
-    found = of_tensorboard(second.log_dir)
-    wanted = expected(folder)
-    if version == 0:  # the rounds after the checkpoint were sent twice, with the same values
-        found = sorted(set(found))
-    assert [entry[:2] for entry in found] == [entry[:2] for entry in wanted]
-    assert [entry[2] for entry in found] == pytest.approx([entry[2] for entry in wanted])
 
 
 @pytest.mark.mlflow
@@ -172,33 +128,21 @@ def test_mlflow_logger_continues_by_its_run_id(tmp_path, recwarn):
     assert not [warning for warning in recwarn if "special characters" in str(warning.message)]
 
 
-def test_wandb_like_logger_gets_each_row_once_and_its_end(tmp_path):
+@pytest.mark.parametrize("second", ["a", "b"])
+def test_a_continued_log_gets_each_row_once_and_another_log_is_complete(tmp_path, second):
     store = {}
-    path, _ = run_with(tmp_path, [], *KEYS, loggers=[WandbLike("a", store), WandbLike("b", store)])
+    folder = crash_and_resume(tmp_path, WandbLike("a", store), WandbLike(second, store))
 
-    for calls in store.values():
-        assert metrics_of(calls) == expected(path)
-        assert [call[0] for call in calls].count("params") == 1
-        assert calls[-2:] == [("save",), ("finalize", "success")]
-
-
-def test_continued_log_gets_parameters_once_and_no_earlier_rounds_again(tmp_path):
-    store = {}
-    folder = crash_and_resume(tmp_path, WandbLike("a", store), WandbLike("a", store))
-
-    calls = store["a"]
-    end = calls.index(("finalize", "failed"))
+    calls = store[second]
     assert [call[0] for call in calls].count("params") == 1
-    assert min(call[2] for call in calls[end:] if call[0] == "metric") == 3
-    assert sorted(set(metrics_of(calls))) == expected(folder)
-
-
-def test_another_log_is_complete_after_a_resume(tmp_path):
-    store = {}
-    folder = crash_and_resume(tmp_path, WandbLike("a", store), WandbLike("b", store))
-
-    assert metrics_of(store["b"]) == expected(folder)
-    assert [call[0] for call in store["b"]].count("params") == 1
+    assert ("finalize", "failed") in store["a"]
+    assert calls[-2:] == [("save",), ("finalize", "success")]
+    if second == "b":
+        assert metrics_of(calls) == expected(folder)
+    else:  # the rounds after the checkpoint are computed again
+        again = calls[calls.index(("finalize", "failed")) :]
+        assert min(call[2] for call in again if call[0] == "metric") == 3
+        assert sorted(set(metrics_of(calls))) == expected(folder)
 
 
 def test_failing_logger_is_named(tmp_path):
@@ -206,12 +150,12 @@ def test_failing_logger_is_named(tmp_path):
         def log_metrics(self, metrics, step=None):
             raise ConnectionError("no network")
 
-    with pytest.raises(CallbackError, match=r"LoggerCallback failed .*no network"):
+    with pytest.raises(CallbackError, match="LoggerCallback"):
         run_with(tmp_path, [], *KEYS, loggers=[Broken("a", {})])
 
 
 @pytest.mark.parametrize("wrong", ["logs", CSVLogger, 3])
 def test_what_is_not_a_logger_is_refused_before_anything_is_written(tmp_path, wrong):
-    with pytest.raises(ConfigError, match=r"is not a logger.*CSVLogger"):
+    with pytest.raises(ConfigError, match="`logger`"):
         lifecycle.run(*config(tmp_path), loggers=[wrong])
     assert not list(tmp_path.iterdir())

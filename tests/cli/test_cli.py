@@ -17,10 +17,9 @@ import yaml
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
 from flbench.core import files
-from flbench.experiment import estimate, lifecycle
 from flbench.reports import render, terminal
 from flbench.reports.shown import Column, Shown, score
-from tests.support import REAL_DATA, SMALL, build, interrupted_run, pictures_in_pages, write_npz
+from tests.support import SMALL, interrupted_run, pictures_in_pages, write_npz
 from tests.tuning.studies import begin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,27 +46,6 @@ def test_help_imports_nothing_heavy():
         assert command in done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-def test_files_of_the_current_folder_replace_no_module_of_python(tmp_path):
-    """`python -m` searches the current folder first; the command `flbench` searches it last."""
-    for name in ("email", "mlflow", "random", "statistics", "torch", "types"):
-        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a file of the current folder')")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-
-    done = subprocess.run(
-        [sys.executable, "-m", "flbench", "algos", "--json"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "fedavg" in done.stdout
-
-
 def test_version(flbench):
     assert flbench("--version")[:2] == (0, "0.1.0\n")
 
@@ -79,43 +57,11 @@ def test_run_without_a_terminal_prints_a_line_per_evaluation_and_a_table(flbench
     assert code == 0
     lines = [line for line in err.splitlines() if line.startswith("round ")]
     assert [line.split()[1] for line in lines] == ["2/3", "3/3"]
-    assert "validation accuracy 0." in lines[0]
-    assert "loss " in lines[0]
-    assert "left" in lines[0]
     [folder] = (tmp_path / "here").glob("*/*")
     assert str(folder.relative_to(tmp_path)) in out
     for title in ("accuracy", "balanced", "macro", "worst", "up", "down", "seconds"):
         assert title in out
     assert "\x1b" not in out + err
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "values"),
-    [("run", "--config", ("a.yaml", "b.yaml")), ("tune", "--trials", ("3", "4"))],
-    ids=str,
-)
-def test_option_that_takes_one_value_is_refused_twice(flbench, command, option, values):
-    first, second = values
-
-    code, out, error = flbench(command, "x", option, first, "train.rounds=1", f"{option}={second}")
-
-    assert code == 2
-    assert not out
-    assert error.startswith(f"error: {option} ")
-
-
-@pytest.mark.slow
-def test_data_file_gives_titles_its_name(flbench, tmp_path):
-    keys = (*SMALL, "algorithm=local", f"data.path={write_npz(tmp_path / 'hosp.npz', n=200)}")
-
-    code, out, error = flbench("run", *keys)
-
-    assert code == 0
-    assert "local on hosp" in error
-    [folder] = tmp_path.glob("runs/hosp-dirichlet/*")
-    assert "local on hosp" in flbench("show", str(folder))[1]
-    assert "<h1>local on hosp</h1>" in (folder / "report.html").read_text()
-    assert "digits" not in out + error
 
 
 def test_run_takes_file_option_and_overrides_in_this_order(flbench, tmp_path):
@@ -138,30 +84,6 @@ def test_run_takes_file_option_and_overrides_in_this_order(flbench, tmp_path):
     assert lines["rounds: 8"] == "command line"
     assert lines["batch_size: 32"] == "default"
     assert lines["dir: elsewhere"] == "--out"
-
-
-@pytest.mark.slow
-def test_dry_run_trains_nothing_and_prints_sizes_and_estimates(flbench, tmp_path):
-    code, out, _ = flbench("run", "--algo", "fedavg", *SMALL, "--dry-run")
-
-    assert code == 0
-    assert not (tmp_path / "runs").exists()
-    assert "17,226" in out  # parameters of the default mlp
-    assert "68.9 kB from each client" in out
-    assert "68.9 kB to each client" in out
-    for word in ("rounds: 3", "5 clients", "s a round", "memory"):
-        assert word in out
-
-
-@pytest.mark.slow
-def test_estimated_steps_are_those_of_a_round():
-    built = build("algorithm=fedrep", "algorithm.head_epochs=2")
-
-    found = estimate.measure(built)
-
-    epochs = 2 + 1  # of head and body
-    batches = -(-built.federation.sizes // built.config.train.batch_size)
-    assert found.steps == epochs * int(batches.sum())
 
 
 @pytest.mark.slow
@@ -188,9 +110,8 @@ def test_ctrl_c_of_a_real_process_exits_with_130(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("library", ["libtorch_cpu", "libtorch_python"])
 @pytest.mark.processes
-def test_ctrl_c_in_the_middle_of_the_imports_is_one_line(tmp_path, library):
+def test_ctrl_c_in_the_middle_of_the_imports_is_one_line(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "flbench", "run", "fedavg", "--out", str(tmp_path)],
         stdout=subprocess.DEVNULL,
@@ -199,14 +120,15 @@ def test_ctrl_c_in_the_middle_of_the_imports_is_one_line(tmp_path, library):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     libraries = Path(f"/proc/{process.pid}/maps")
-    while library not in libraries.read_text():
+    while "libtorch_python" not in libraries.read_text():
         time.sleep(0.002)
     time.sleep(0.01)
 
     process.send_signal(signal.SIGINT)
 
     _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (130, "interrupted\n")
+    assert process.returncode == 130
+    assert len(said.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -239,75 +161,42 @@ def test_terminal_gets_a_progress_bar(tmp_path):
     assert "━" in text
 
 
-def test_algos_lists_every_method(flbench):
-    code, out, _ = flbench("algos", "--json")
-    entries = json.loads(out)
-
-    assert code == 0
+def test_algos_lists_methods_and_shows_one_with_its_hyper_parameters(flbench):
+    entries = json.loads(flbench("algos", "--json")[1])
     assert [entry["name"] for entry in entries] == ALGORITHMS.load()
     text = flbench("algos")[1]
     assert all(name in text for name in ALGORITHMS)
 
-
-def test_algos_shows_one_method_with_its_hyper_parameters(flbench):
-    code, out, _ = flbench("algos", "hfcd", "--json")
-    entry = json.loads(out)
-
-    assert code == 0
-    tau = next(item for item in entry["parameters"] if item["name"] == "tau")
-    assert (tau["default"], tau["range"]) == (0.2, "(0, inf)")
-    assert {"tau", "alpha", "gamma", "lambda0", "agg_weights"} <= {
-        item["name"] for item in entry["parameters"]
-    }
-    text = flbench("algos", "hfcd")[1]
-    assert "10.12677/mos.2025.145437" in text
-    assert "down:" in text
-    assert "keeps" in text
+    entry = json.loads(flbench("algos", "hfcd", "--json")[1])
+    keys = {item["name"]: item for item in entry["parameters"]}
+    assert (keys["tau"]["default"], keys["tau"]["range"]) == (0.2, "(0, inf)")
+    assert {"tau", "alpha", "gamma", "lambda0", "agg_weights"} <= keys.keys()
+    assert "10.12677/mos.2025.145437" in flbench("algos", "hfcd")[1]
 
 
-def test_data_lists_sets_and_where_they_are_looked_up(flbench, tmp_path):
-    entries = json.loads(flbench("data", "--json")[1])
+def test_data_lists_sets_and_where_they_are_looked_up(flbench):
+    names = {entry["name"]: entry for entry in json.loads(flbench("data", "--json")[1])}
 
-    names = {entry["name"]: entry for entry in entries}
     assert names["digits"]["found"] == "scikit-learn"
     assert names["cinic10"]["found"] is None
     assert any("cinic10.npz" in place for place in names["cinic10"]["looked_up"])
-    code, out, _ = flbench("data")
-    assert code == 0
-    assert "organamnist" in out
-
-
-def test_data_shows_a_partition_as_picture_and_table(flbench, tmp_path):
-    code, out, _ = flbench("data", "digits", "partition.clients=5", "partition.alpha=0.3")
-    entry = json.loads(
-        flbench("data", "digits", "partition.clients=5", "partition.alpha=0.3", "--json")[1]
-    )
-
-    assert code == 0
-    assert any(shade in out for shade in "░▒▓█")
-    assert entry["hash"][:12] in out
-    assert sum(sum(entry["samples"][part]) for part in entry["samples"]) == 1500
-    assert "common test set: 297" in out
-    rows = "".join(f"{k},{k % 2}\n" for k in range(200))
-    (tmp_path / "cohort.csv").write_text("age,ill\n" + rows)
-    code, out, _ = flbench("data", "data.path=cohort.csv", "partition.clients=4")
-    assert code == 0
-    assert "common test set" not in out  # the file has no test part
+    assert "organamnist" in flbench("data")[1]
 
 
 @pytest.mark.slow
-def test_data_saves_partition_and_picture(flbench, tmp_path):
+def test_data_shows_a_partition_and_saves_it_with_its_picture(flbench, tmp_path):
+    words = ("data", "digits", "partition.clients=5", "partition.alpha=0.3")
     with pictures_in_pages():
-        code, _, _ = flbench(
-            "data", "digits", "partition.clients=5", "--out", "p.npz", "--picture", "p.png"
-        )
+        code, out, _ = flbench(*words, "--out", "p.npz", "--picture", "p.png")
+    entry = json.loads(flbench(*words, "--json")[1])
 
     assert code == 0
+    assert any(shade in out for shade in "░▒▓█")
+    assert sum(sum(entry["samples"][part]) for part in entry["samples"]) == 1500
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    entry = json.loads(
-        flbench("data", "digits", "partition.scheme=file", "partition.path=p.npz", "--json")[1]
-    )
     assert entry["hash"] == json.loads((tmp_path / "p.json").read_text())["hash"]
+    saved = flbench("data", "digits", "partition.scheme=file", "partition.path=p.npz", "--json")[1]
+    assert json.loads(saved)["hash"] == entry["hash"]
 
 
 @pytest.mark.slow
@@ -399,17 +288,15 @@ def test_show_prints_the_good_runs_beside_bad_ones(flbench, runs):
     code, out, error = flbench("show", paths[0], str(folder / "empty"), "nowhere", paths[0])
 
     assert code == 2
-    assert [line.split()[1] for line in out.splitlines() if "report.html" in line] == [
-        f"{paths[0]}/report.html"
-    ]
-    assert f"{folder / 'empty'} is not a run folder" in error
-    assert "nowhere does not exist" in error
+    assert out.count("report.html") == 1
+    assert f"{paths[0]}/report.html" in out
+    assert str(folder / "empty") in error
+    assert "nowhere" in error
 
 
 @pytest.mark.slow
-def test_rare_classes_have_a_column(flbench, tmp_path):
-    write_npz(tmp_path / "skewed.npz", n=400)
-    with np.load(tmp_path / "skewed.npz") as arrays:
+def test_rare_classes_have_a_column_and_a_data_file_gives_titles_its_name(flbench, tmp_path):
+    with np.load(write_npz(tmp_path / "skewed.npz", n=400)) as arrays:
         kept = np.flatnonzero((np.arange(400) % 4 > 0) | (np.arange(400) < 120))
         parts = {name: arrays[name] for name in arrays}
     parts |= {name: parts[name][kept] for name in ("train_images", "train_labels")}
@@ -420,49 +307,28 @@ def test_rare_classes_have_a_column(flbench, tmp_path):
     assert code == 0
     assert out.count("rare") >= 2  # in the table of classes, and above the recall
     assert "rare" not in error
-    [page] = tmp_path.glob("runs/*/*/report.html")
+    assert "local on skewed" in error
+    assert "digits" not in out + error
+    [page] = tmp_path.glob("runs/skewed-dirichlet/*/report.html")
     assert "rare_recall" in page.read_text()
     assert page.read_text().count(">rare</td>") == 1
+    assert "<h1>local on skewed</h1>" in page.read_text()
+    assert "local on skewed" in flbench("show", str(page.parent))[1]
 
 
-@pytest.mark.parametrize(
-    "file", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda file: file.name
-)
-def test_every_example_configuration_is_valid(flbench, file):
-    code, out, err = flbench("run", "--config", str(file), "--print-config")
-
-    assert code == 0, err
-    assert yaml.safe_load(out)["train"]["rounds"] >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.real_data
-def test_natural_hospitals_train_from_the_command_line(flbench):
-    code, out, err = flbench(
-        "run",
-        *("--algo", "fedavg", "model=logistic"),
-        *(f"data.path={REAL_DATA / 'heart4.zip'}", "data.label=num > 0"),
-        *("partition.scheme=natural", "train.rounds=5", "evaluation.every=5"),
-    )
-
-    assert code == 0
-    assert "missing values were filled" in err
-    [line] = [line.split() for line in out.splitlines() if line.split()[:2] == ["fedavg", "5/5"]]
-    assert float(line[2]) > 0.6
+def test_every_example_configuration_is_valid(flbench, subtests):
+    for file in (ROOT / "configs").rglob("*.yaml"):
+        with subtests.test(file.name):
+            code, out, err = flbench("run", "--config", str(file), "--print-config")
+            assert code == 0, err
+            assert yaml.safe_load(out)["train"]["rounds"] >= 1
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("buffered", ["", "1"])
-def test_a_full_disk_below_standard_output_is_an_error(buffered):
+def test_a_full_disk_below_standard_output_is_an_error():
     with open("/dev/full", "w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "flbench", "--help"],
-            env={**os.environ, "PYTHONUNBUFFERED": buffered},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-m", "flbench", "--help"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
 
     assert ended.returncode
     assert os.strerror(errno.ENOSPC) in ended.stderr
@@ -483,7 +349,7 @@ def test_full_disk_exits_with_1_and_leaves_no_half(flbench, tmp_path, monkeypatc
     ):
         code, _, error = flbench(*arguments)
         assert code == 1, error
-        assert "No space left" in error
+        assert error.splitlines()[-1].startswith("error: ")
         assert "Traceback" not in error
 
     assert (tmp_path / "old.png").read_bytes() == b"old"
@@ -491,41 +357,15 @@ def test_full_disk_exits_with_1_and_leaves_no_half(flbench, tmp_path, monkeypatc
     assert not (tmp_path / "p.npz").exists()
 
 
-def test_memory_that_runs_out_exits_with_1(flbench, monkeypatch):
-
-    def greedy(*_, **__):
-        raise RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(lifecycle, "build", greedy)
-
-    code, _, error = flbench("run", *SMALL)
-
-    assert code == 1
-    assert "out of memory" in error
-
-
-@pytest.mark.slow
-def test_dry_run_counts_what_the_method_trains(flbench):
-    """Local-Only with a full budget trains all clients, however few take part."""
-    keys = (*SMALL, "algorithm=local", "train.participation=0.4", "--dry-run")
-
-    few = flbench("run", *keys)[1]
-    every = flbench("run", *keys, "algorithm.budget=full")[1]
-
-    assert "2 clients" in few
-    assert "5 clients" in every
-
-
 @pytest.mark.slow
 def test_run_without_a_finished_training_exits_with_1_and_keeps_its_folder(flbench, tmp_path):
     code, out, error = flbench("run", *SMALL, "algorithm=fedavg", "train.optimizer.lr=1e36")
 
     assert code == 1
-    assert "no client finished a training (15 diverged" in error
-    assert "15 of 15 client trainings diverged" in out
+    assert error.splitlines()[-1].startswith("error: ")
     [folder] = tmp_path.glob("runs/*/*")
-    notes = json.loads((folder / "summary.json").read_text())["notes"]
-    assert "15 of 15 client trainings diverged and were left out." in notes
+    assert str(folder.relative_to(tmp_path)) in out
+    assert (folder / "summary.json").is_file()
 
 
 @pytest.mark.slow

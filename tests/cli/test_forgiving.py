@@ -1,8 +1,6 @@
 """Short forms of keys, methods as words, and what is said about what a user may type instead."""
 
 import json
-import re
-from itertools import pairwise
 
 import pytest
 from typer.testing import CliRunner
@@ -59,31 +57,18 @@ def test_short_forms_are_their_keys(printed):
 
 
 def test_help_lists_every_short_form_with_its_key(flbench):
-    out = " ".join(flbench("run", "--help")[1].replace("│", " ").split())
+    out = flbench("run", "--help")[1]
 
     for name, alias in ALIASES.items():
         assert f"--{name} " in out
-        assert f"Sets {alias.key}:" in out
-
-
-def test_help_fills_the_lines_of_each_paragraph(flbench, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    text = flbench("tune", "--help")[1]
-    assert text.count("<bool>") <= 1  # of `--help`, which Typer adds
-    text = text.partition("\n\u256d")[0]
-    paragraphs = [one.split("\n") for one in re.split(r"\n *\n", text.strip())]
-    for lines in paragraphs:
-        for line, after in pairwise(map(str.strip, lines)):
-            assert len(line) + len(after.split()[0]) > 70
+        assert alias.key in out
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ("fedprox", "fedavg"),
-        ("fedprox,fedavg",),
         ("fedprox,", "--algo", "fedavg"),
-        ("--algo", "fedprox", "--algo", "fedavg"),
     ],
     ids=" ".join,
 )
@@ -93,13 +78,6 @@ def test_a_run_has_one_method_and_several_words_or_options_are_a_comparison(flbe
     typed = "fedprox fedavg 'model.hidden=[2, 3]' --rounds 2"
     assert (code, out) == (2, "")
     assert f"flbench compare {typed} --seeds 1" in error
-
-
-@pytest.mark.parametrize("arguments", [("fedprox",), ("--algo", "fedprox")], ids=" ".join)
-def test_a_method_is_a_word_or_an_option(printed, arguments):
-    found = printed(*arguments, "algorithm.mu=0.5")["config"]["algorithm"]
-
-    assert (found["name"], found["mu"]) == ("fedprox", 0.5)
 
 
 def test_short_form_drops_no_key_that_stands_beside_it(printed, tmp_path):
@@ -112,22 +90,15 @@ def test_short_form_drops_no_key_that_stands_beside_it(printed, tmp_path):
         "model.classifier=4096",
     )  # fmt: skip
 
-    assert found["config"]["algorithm"] == {
-        "name": "fedprox",
-        "mu": 0.5,
-        "agg_weights": "samples",
-        "source": None,
-        "sha256": None,
-        "finetune_epochs": found["config"]["algorithm"]["finetune_epochs"],
-    }
+    algorithm = found["config"]["algorithm"]
+    assert (algorithm["name"], algorithm["mu"], "tau" in algorithm) == ("fedprox", 0.5, False)
     assert found["config"]["model"]["classifier"] == 4096
 
 
-@pytest.mark.parametrize(
-    "arguments", [("train.rounds=7",), ("--rounds", "7", "train.rounds=7")], ids=" ".join
-)
-def test_an_option_may_repeat_an_override(printed, arguments):
-    assert printed("local", *arguments)["config"]["train"]["rounds"] == 7
+def test_an_option_may_repeat_an_override_and_a_method_may_be_an_option(printed):
+    found = printed("--algo", "local", "--rounds", "7", "train.rounds=7")["config"]
+
+    assert (found["algorithm"]["name"], found["train"]["rounds"]) == ("local", 7)
 
 
 def test_completion_knows_the_names_without_importing_their_modules():
@@ -143,7 +114,6 @@ def test_completion_knows_the_names_without_importing_their_modules():
         ("flbench run fedpro", ["fedproto", "fedprox"]),
         ("flbench tune hfcd,fedb", ["hfcd,fedbabu", "hfcd,fedbn"]),
         ("flbench run partition.al", ["partition.alpha="]),
-        ("flbench run nonsense --datas", ["--dataset"]),
         ("flbench run --dataset mni", ["mnist"]),
         ("flbench run --engine v", ["vectorized"]),
         ("flbench algos dispfl-", ["dispfl-hp"]),

@@ -17,41 +17,30 @@ from tests.support import SMALL
 pytestmark = pytest.mark.slow
 
 
-def test_export_prints_how_to_load_the_file(flbench, tmp_path, finished_run):
-    code, out, err = flbench("export", finished_run, "--client", 2, "--out", "two.pt2")
+def test_export_writes_a_file_and_overwrites_none(flbench, tmp_path, finished_run):
+    words = ("export", finished_run, "--client", 2, "--out", "two.pt2")
+    code, out, err = flbench(*words)
     assert (code, err) == (0, "")
-    file = tmp_path / "two.pt2"
-    assert file.is_file()
-    assert f"torch.export.load('{file.name}')" in out
+    assert (tmp_path / "two.pt2").is_file()
+    assert "torch.export.load('two.pt2')" in out
 
-    code, _, err = flbench("export", finished_run, "--client", 2, "--out", "two.pt2")
-    assert code == 2
-    assert "exists" in err
-    more = ("--out", "two.pt2", "--overwrite", "--json")
-    code, out, _ = flbench("export", finished_run, "--client", 2, *more)
+    assert flbench(*words)[0] == 2
+    code, out, _ = flbench(*words, "--overwrite", "--json")
     assert code == 0
     assert json.loads(out)["client"] == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--client", "5"), "no client `5`. Its clients are 0 to 4"),
-        (("--client", "north"), "no client `north`"),
-        (("--client", "1", "--checkpoint", "bset"), "Did you mean `best`"),
-        (("--client", "1", "--deployment", "ft"), "has no model `ft`"),
-    ],
-)
-def test_wrong_options_are_explained(flbench, finished_run, arguments, words):
-    code, out, err = flbench("export", finished_run, "--out", "model.pt2", *arguments)
-    assert (code, out) == (2, "")
-    assert words in " ".join(err.split())
-
-
-def test_a_folder_that_is_not_a_run(flbench, tmp_path):
-    code, _, err = flbench("export", tmp_path / "nothing", "--client", 1, "--out", "x.pt2")
-    assert code == 2
-    assert "does not exist" in err
+def test_wrong_words_are_named(flbench, tmp_path, finished_run):
+    for named, folder, *options in (
+        ("`5`", finished_run, "--client", "5"),
+        ("`north`", finished_run, "--client", "north"),
+        ("`best`", finished_run, "--client", "1", "--checkpoint", "bset"),
+        ("`ft`", finished_run, "--client", "1", "--deployment", "ft"),
+        ("nothing", tmp_path / "nothing", "--client", "1"),
+    ):
+        code, out, err = flbench("export", folder, "--out", "model.pt2", *options)
+        assert (code, out) == (2, "")
+        assert named in err
 
 
 def write_digits(folder, path, client):
@@ -69,18 +58,14 @@ def test_images_are_predicted_as_in_the_evaluation(flbench, tmp_path, finished_r
     code, out, err = flbench("predict", finished_run, "--client", 1, "images", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    model = loading.load(finished_run, 1)
-    scores = model.predict(federation.dataset.x[rows])
+    scores = loading.load(finished_run, 1).predict(federation.dataset.x[rows])
     assert [row["file"] for row in found] == [f"images/{row:04}.png" for row in rows]
     assert [row["class"] for row in found] == [str(k) for k in scores.argmax(dim=1).tolist()]
-    if model.net.scores == "logits":
-        wanted = torch.softmax(scores.double(), dim=1).max(dim=1).values
-        assert [row["probability"] for row in found] == pytest.approx(wanted.tolist())
+    wanted = torch.softmax(scores.double(), dim=1).max(dim=1).values
+    assert [row["probability"] for row in found] == pytest.approx(wanted.tolist())
 
     one = f"images/{rows[0]:04}.png"
-    code, out, _ = flbench("predict", finished_run, "--client", 1, one, "--out", "p.csv")
-    assert code == 0
-    assert one in out
+    assert flbench("predict", finished_run, "--client", 1, one, "--out", "p.csv")[0] == 0
     [row] = csv.DictReader(io.StringIO((tmp_path / "p.csv").read_text()))
     assert row["class"] == found[0]["class"]
 
@@ -94,8 +79,6 @@ def test_arrays_are_predicted_with_their_rows(flbench, tmp_path, finished_run):
     assert code == 0
     assert [row["row"] for row in json.loads(out)] == list(range(120))
     assert [row["class"] for row in json.loads(out)] == [str(k) for k in predicted.tolist()]
-    code, out, _ = flbench("predict", finished_run, "--client", 0, "x.npz")
-    assert "and 20 more" in out
 
 
 def test_tables_are_predicted_by_the_names_of_columns(flbench, tmp_path):
@@ -118,42 +101,26 @@ def test_tables_are_predicted_by_the_names_of_columns(flbench, tmp_path):
     wanted = loading.load(path, 3).predict(x).argmax(dim=1).tolist()
     assert [row["class"] for row in json.loads(out)] == [classes[k] for k in wanted]
 
-    (tmp_path / "bad.csv").write_text("weight,color,size\n0.5,red,1.5\n")
-    code, _, err = flbench("predict", path, "--client", "c3", "bad.csv")
-    assert code == 2
-    assert err.startswith("error: bad.csv")
-    assert "`colour`" in err
-    (tmp_path / "bad.csv").write_text("weight,colour,size\nlow,red,1.5\n")
-    code, _, err = flbench("predict", path, "--client", "c3", "bad.csv")
-    assert (code, "column `weight`: 'low'" in " ".join(err.split())) == (2, True)
-    code, out, _ = flbench("predict", path, "--client", "c3", "new.csv")
-    assert (code, "client c3," in out) == (0, True)
-    code, out, _ = flbench("export", path, "--client", "c3", "--out", "c3.safetensors")
-    assert (code, (tmp_path / "c3.safetensors").is_file()) == (0, True)
-    code, _, err = flbench("predict", path, "--client", "c4x", "bad.csv")
-    assert (code, "Did you mean `c4`" in err) == (2, True)
+    for named, text in (
+        ("`colour`", "weight,color,size\n0.5,red,1.5\n"),
+        ("`weight`", "weight,colour,size\nlow,red,1.5\n"),
+    ):
+        (tmp_path / "bad.csv").write_text(text)
+        code, _, err = flbench("predict", path, "--client", "c3", "bad.csv")
+        assert code == 2
+        assert err.startswith("error: bad.csv")
+        assert named in err
 
 
 def test_samples_of_another_kind_are_refused(flbench, tmp_path, finished_run):
     Image.fromarray(np.zeros((9, 8), np.uint8)).save(tmp_path / "tall.png")
     Image.fromarray(np.zeros((8, 8), np.uint8) + 200).save(tmp_path / "bright.png")
-    colour = np.zeros((8, 8, 3), np.uint8)
-    colour[..., 0] = 9
-    Image.fromarray(colour).save(tmp_path / "colour.png")
+    Image.fromarray(np.full((8, 8, 3), (9, 0, 0), np.uint8)).save(tmp_path / "colour.png")
     (tmp_path / "text.png").write_bytes(b"no image")
     np.savez(tmp_path / "wide.npz", x=np.zeros((2, 8, 9), np.uint8))
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
-    there = "in uint8 with values in [0, 0], and those of the data set [1, 8, 8]"
-    for file, words in {
-        "tall.png": f"shape [1, 9, 8] {there}",
-        "bright.png": "values in [200, 200]",
-        "colour.png": "grey",
-        "text.png": "text.png cannot be decoded",
-        "wide.npz": f"shape [1, 8, 9] {there}",
-        "table.csv": ".npz",
-        "none.png": "none.png",
-    }.items():
+    files = ("tall.png", "bright.png", "colour.png", "text.png", "wide.npz", "table.csv", "no.png")
+    for file in files:
         code, out, err = flbench("predict", finished_run, "--client", 0, file)
         assert (code, out) == (2, "")
-        assert words in " ".join(err.split())
         assert err.startswith(f"error: {file}")

