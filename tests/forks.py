@@ -25,13 +25,16 @@ class Fork:
         folder: Folder for the files `out` and `err`.
         function: The function; None counts as exit code 0.
         arguments: Its arguments.
+
+    Attributes:
+        process: The process.
     """
 
     def __init__(self, folder: Path, function: Callable[..., int | None], *arguments: Any) -> None:
         self._out, self._err = folder / "out", folder / "err"
         target = (function, arguments, self._out, self._err)
-        self._process = CONTEXT.Process(target=_call, args=target)
-        self._process.start()
+        self.process = CONTEXT.Process(target=_call, args=target)
+        self.process.start()
 
     @property
     def out(self) -> str:
@@ -45,25 +48,25 @@ class Fork:
 
     def is_running(self) -> bool:
         """Whether the function has not returned yet."""
-        return self._process.is_alive()
+        return self.process.is_alive()
 
     def interrupt(self) -> None:
         """Send SIGINT, as Ctrl-C does."""
-        os.kill(self._process.pid, signal.SIGINT)
+        os.kill(self.process.pid, signal.SIGINT)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        self._process.terminate()
+        self.process.terminate()
 
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""
-        self._process.kill()
-        self._process.join()
+        self.process.kill()
+        self.process.join()
 
     def wait(self, seconds: float = 240) -> int:
         """Return the exit code, or the negative number of the signal that ended the process."""
-        self._process.join(seconds)
-        code = self._process.exitcode
+        self.process.join(seconds)
+        code = self.process.exitcode
         if code is None:
             self.kill()
             raise AssertionError(f"the process did not end within {seconds} s")

@@ -1,7 +1,7 @@
 import pytest
 
 from flbench.algorithms import ALGORITHMS
-from flbench.config.resolve import leaves, resolve
+from flbench.config.resolve import resolve
 from flbench.config.schema import Config, ScheduleConfig
 from flbench.config.sources import Layer, from_file, from_overrides
 from flbench.core.errors import ConfigError
@@ -19,22 +19,11 @@ def problems(*items: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_without_layers_is_hfcd_on_digits():
-    config = resolve([])[0]
-
-    assert (config.algorithm.name, config.data.name) == ("hfcd", "digits")
-    assert config.algorithm.tau == 0.2
-
-
-def test_a_methods_own_keys_follow_its_name():
-    assert resolved("algorithm.name=fedprox", "algorithm.mu=0.5").algorithm.mu == 0.5
-
-
 def test_unknown_key_suggests_the_nearest_and_names_its_place(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("train:\n  round: 3\n")
 
-    with pytest.raises(ConfigError, match=r"`train.round` .*x.yaml:2.*Did you mean `rounds`"):
+    with pytest.raises(ConfigError, match=r"`train.round` .*x.yaml:2.*`rounds`"):
         resolve([from_file(file)])
 
 
@@ -44,7 +33,7 @@ def test_all_errors_are_reported_together():
     )
 
     assert len(found) == 5
-    assert any("Did you mean `hfcd`" in line for line in found)
+    assert any("`hfcd`" in line for line in found)
 
 
 WRONG = {
@@ -57,8 +46,6 @@ WRONG = {
     "partition.scheme=dirichlett": "partition.scheme",
     "partition.scheme=file": "partition",
     "partition.split=[0.5,0.5,0.5]": "partition.split",
-    "partition.split=[0,0.5,0.5]": "partition.split",
-    "partition.split=[0.5,0.5]": "partition.split.2",
     "partition.args.sizes=[[1], [2, 3]]": "partition.args.sizes",
     "engine.device=gpu": "engine.device",
     "tracking.mlflow=maybe": "tracking.mlflow",
@@ -66,24 +53,15 @@ WRONG = {
     "algorithm.mu=0.5": "algorithm.mu",  # of another method
     "data.normalize=nonee": "data.normalize",
     "data.normalize={mean: [0], std: [0]}": "data.normalize.std.0",
-    "data.normalize={mean: [0]}": "data.normalize.std",
     "data.normalize={mean: [0], std: [1], sd: 1}": "data.normalize.sd",
     "evaluation.metrics.x.sha256=1": "evaluation.metrics.x.source",
     # Terms of the loss
     "train.terms=focal": "train.terms",
-    "train.terms=[3]": "train.terms.0",
     "train.terms=[focall]": "train.terms.0.name",
-    "train.terms=[proximal]": "train.terms.0.name",
-    "train.terms=[{gamma: 2}]": "train.terms.0.name",
     "train.terms=[{name: focal, gama: 2}]": "train.terms.0.gama",
     "train.terms=[focal, {name: focal, weight: 0}]": "train.terms.1.weight",
     "train.terms=[{name: focal, gamma: -1}]": "train.terms.0.gamma",
-    "train.terms=[{name: focal, gamma: .nan}]": "train.terms.0.gamma",
-    "train.terms=[{name: focal, instead: maybe}]": "train.terms.0.instead",
-    "train.terms=[{name: class_balanced, beta: 1}]": "train.terms.0.beta",
     "train.terms=[{name: label_smoothing, epsilon: 2}]": "train.terms.0.epsilon",
-    "train.terms=[{name: a:b, x: [1]}]": "train.terms.0.x",
-    "train.terms=[{name: a:b, sha256: 0}]": "train.terms.0.sha256",
 }
 
 
@@ -106,6 +84,11 @@ def test_later_layers_win_and_origins_say_so(tmp_path):
     assert origins["seed"] == f"{file}:1"
     assert origins["train.rounds"] == "command line"
     assert origins["train.local_epochs"] == "default"
+    file.write_text("algorithm: fedprox\ntrain:\n  optimizer: adam\n")
+    _, origins = resolve([from_file(file), from_overrides(["model=lenet5", "train={rounds: 5}"])])
+    assert origins["algorithm.name"] == f"{file}:1"
+    assert origins["train.optimizer.name"] == f"{file}:3"
+    assert origins["model.name"] == origins["train.rounds"] == "command line"
 
 
 @pytest.mark.parametrize(
@@ -118,19 +101,6 @@ def test_models_are_evaluated_at_least_ten_times_by_default(rounds, every):
     assert rounds // every >= min(10, rounds)
     own = resolve([from_overrides([*keys, "evaluation.every=7"])])[0]
     assert own.evaluation_period == 7
-
-
-def test_every_way_to_set_a_key_has_its_origin(tmp_path):
-    file = tmp_path / "x.yaml"
-    file.write_text("algorithm: fedprox\ntrain:\n  optimizer: adam\n")
-
-    _, origins = resolve([from_file(file), from_overrides(["model=lenet5", "train={rounds: 5}"])])
-
-    assert origins["algorithm.name"] == f"{file}:1"
-    assert origins["train.optimizer.name"] == f"{file}:3"
-    assert origins["model.name"] == "command line"
-    assert origins["train.rounds"] == "command line"
-    assert origins["train.batch_size"] == "default"
 
 
 def test_a_home_folder_is_read_as_a_shell_does(monkeypatch):
@@ -163,13 +133,17 @@ def test_a_bare_name_selects_a_method_optimizer_or_schedule():
 def test_hash_covers_what_changes_results_only():
     base = config_of().hash()
 
-    assert config_of("output.checkpoint_every=3", "engine.threads=2", "data.root=/x").hash() == base
+    same = ("output.checkpoint_every=3", "engine.threads=2", "data.root=/x", "evaluation.every=3")
+    assert config_of(*same).hash() == base
+    stopping = "train.early_stopping.patience=3"
+    assert config_of(stopping).hash() != config_of(stopping, "evaluation.every=3").hash()
     for item in (
         "seed=1",
         "train.batchnorm=local",
         "algorithm.tau=0.3",
         "partition.alpha=0.2",
         "train.rounds=4",
+        "engine.precision=64-true",
     ):
         assert config_of(item).hash() != base
 
@@ -188,22 +162,6 @@ def test_every_key_of_every_method_and_net_has_a_meaning():
     ] == []
 
 
-def test_every_key_of_the_schema_has_a_meaning():
-    config = resolve([])[0]
-    sections = {
-        name: getattr(config, name)
-        for name in ("data", "partition", "train", "engine", "evaluation", "output")
-    }
-
-    for name, section in sections.items():
-        for key, field in type(section).model_fields.items():
-            assert field.description, f"{name}.{key}"
-
-
-def test_leaves_are_dotted_paths():
-    assert leaves({"a": {"b": 1, "c": {"d": 2}}, "e": [3]}) == {"a.b": 1, "a.c.d": 2, "e": [3]}
-
-
 @pytest.mark.parametrize(
     ("schedule", "done", "expected"),
     [
@@ -216,12 +174,3 @@ def test_leaves_are_dotted_paths():
 )
 def test_schedule_is_a_function_of_the_round(schedule, done, expected):
     assert schedule.lr_factor(done, 10) == pytest.approx(expected, rel=1e-12)
-
-
-def test_hash_covers_what_changes_results():
-    one = Config().hash()
-    stopping = {"train": {"early_stopping": {"patience": 3}}}
-
-    assert Config(engine={"precision": "64-true"}).hash() != one
-    assert Config(engine={"threads": 2}, evaluation={"every": 3}).hash() == one
-    assert Config(**stopping).hash() != Config(**stopping, evaluation={"every": 3}).hash()

@@ -10,29 +10,6 @@ from flbench.config.sources import from_file, from_overrides, merge, value_at
 from flbench.core.errors import ConfigError
 
 
-def refused(tmp_path, text: str) -> str:
-    file = tmp_path / "x.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        from_file(file)
-    return str(caught.value)
-
-
-def test_yaml_that_runs_code_is_refused(tmp_path):
-    witness = tmp_path / "ran"
-
-    said = refused(tmp_path, f"seed: !!python/object/apply:os.system ['touch {witness}']\n")
-
-    assert "x.yaml:1" in said
-    assert not witness.exists()
-
-
-def test_yaml_key_that_stands_twice_is_refused(tmp_path):
-    assert "x.yaml:3: the key `train.rounds`" in refused(
-        tmp_path, "train:\n  rounds: 1\n  rounds: 2\n"
-    )
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -54,42 +31,41 @@ def test_yaml_keys_may_be_dotted(tmp_path, text):
     for key, line in (("algorithm.lam", "algorithm.lam"), ("train.rounds", "rounds:")):
         number = next(k for k, one in enumerate(text.splitlines(), 1) if line in one)
         assert layer.origins[key] == f"{dotted}:{number}"
-    said = refused(tmp_path, "train.rounds: 1\ntrain:\n  rounds: 2\n")
-    assert "`train.rounds`" in said
-    assert "x.yaml:" in said
 
 
-def test_yaml_syntax_error_names_the_line(tmp_path):
-    assert "x.yaml:3" in refused(tmp_path, "seed: 1\ntrain: [\n")
+BOMB = "a0: &a0 {x: 1, y: 2}\n" + "".join(
+    f"a{k}: &a{k} {{l: *a{k - 1}, r: *a{k - 1}}}\n" for k in range(1, 40)
+)
+REFUSED_FILES = {
+    "seed: !!python/object/apply:os.system ['touch ran']\n": 1,
+    "train:\n  rounds: 1\n  rounds: 2\n": 3,
+    "train.rounds: 1\ntrain:\n  rounds: 2\n": "`train.rounds`",
+    "seed: 1\ntrain: [\n": 3,
+    "- 1\n": "",
+    BOMB: 2,
+    "seed: 1\n" + "#" * 1_100_000: "",
+    "seed: \udcff\n": "",
+    **dict.fromkeys(("1: 2\n", "? [a]\n: 2\n", "train: []\n", "x:\n"), 1),
+    **dict.fromkeys(("train:\n  true: 2\n", "train:\n  rounds:\n"), 2),
+}
 
 
-def test_yaml_that_is_not_a_mapping_is_refused(tmp_path):
-    assert "must contain keys with values" in refused(tmp_path, "- 1\n")
+@pytest.mark.parametrize("text", REFUSED_FILES, ids=lambda text: repr(text[:40]))
+def test_wrong_file_is_refused_by_its_line(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
+    place = REFUSED_FILES[text]
+
+    with pytest.raises(ConfigError, match=rf"x\.yaml{f':{place}' if place in (1, 2, 3) else ''}"):
+        resolve([from_file(tmp_path / "x.yaml")])
+    assert not (tmp_path / "ran").exists()
 
 
-def test_yaml_bomb_of_aliases_is_refused_at_once(tmp_path):
-    lines = ["a0: &a0 {x: 1, y: 2}"]
-    for k in range(1, 40):
-        lines.append(f"a{k}: &a{k} {{l: *a{k - 1}, r: *a{k - 1}}}")
-
-    assert "x.yaml:2" in refused(tmp_path, "\n".join(lines))
-
-
-def test_yaml_of_megabytes_is_refused(tmp_path):
-    assert "larger than" in refused(tmp_path, "seed: 1\n" + "#" * 1_100_000)
-
-
-def test_missing_file_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match="No such file"):
-        from_file(tmp_path / "nope.yaml")
-
-
-def test_binary_file_is_an_error(tmp_path):
-    file = tmp_path / "x.yaml"
-    file.write_bytes(b"\xff\xfe\x00\x01")
-
-    with pytest.raises(ConfigError, match="UTF-8"):
-        from_file(file)
+def test_pipes_and_files_that_are_not_there_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "x.yaml")
+    for name in ("x.yaml", "nope.yaml"):
+        with pytest.raises(ConfigError, match=name):
+            from_file(tmp_path / name)
 
 
 def test_section_without_keys_in_a_file_has_its_defaults(tmp_path):
@@ -105,17 +81,6 @@ def test_section_without_keys_in_a_file_has_its_defaults(tmp_path):
     assert origins["evaluation.every"] == f"{file}:4"
 
 
-@pytest.mark.parametrize(
-    "text", ["train:\n  rounds:\n", "train: []\n", "model:\n  name:\n", "x:\n"]
-)
-def test_key_without_a_value_in_a_file_is_refused(tmp_path, text):
-    file = tmp_path / "x.yaml"
-    file.write_text(text)
-
-    with pytest.raises(ConfigError, match=r"x\.yaml:[12]"):
-        resolve([from_file(file)])
-
-
 @pytest.mark.parametrize("section", ["train", "algorithm", "evaluation.common"])
 def test_section_that_is_null_has_its_defaults(section):
     below = from_overrides(["train.rounds=3", "algorithm=fedavg", "evaluation.common.limit=5"])
@@ -123,13 +88,6 @@ def test_section_that_is_null_has_its_defaults(section):
     config, _ = resolve([below, from_overrides([f"{section}=null"])])
 
     assert value_at(config.tree(), section) == value_at(resolve([])[0].tree(), section)
-
-
-def test_empty_file_is_an_empty_layer(tmp_path):
-    file = tmp_path / "x.yaml"
-    file.write_text("# nothing\n")
-
-    assert from_file(file).tree == {}
 
 
 @pytest.mark.parametrize(
@@ -156,8 +114,7 @@ def test_overrides_are_texts_lists_sections_and_null():
 
 
 TEXTS = [
-    *("#visits", "trial #3", "no", "2024-01-01", "010", "1:30", "&a", "*a", "!x", "a: b", "a:"),
-    *("1e3", "NULL", "a=b", "\u0661", "true", "1_000", "0x10", "off"),
+    *("trial #3", "no", "2024-01-01", "010", "1:30", "&a", "!x", "a: b", "1e3", "NULL", "a=b"),
 ]
 
 
@@ -263,22 +220,6 @@ def test_later_value_of_a_section_given_by_name_replaces_the_name():
     assert tree["algorithm"] == {"name": "fedavg"}
 
 
-def test_pipe_as_a_configuration_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "x.yaml")
-
-    with pytest.raises(ConfigError, match="a pipe, a socket or a device"):
-        from_file(tmp_path / "x.yaml")
-
-
-def test_merge_keeps_what_is_not_overridden():
-    layers = [
-        from_overrides(["train.rounds=1", "train.clip=2"]),
-        from_overrides(["train.rounds=3"]),
-    ]
-
-    assert merge(layers).tree == {"train": {"rounds": "3", "clip": "2"}}
-
-
 def test_number_in_a_key_is_the_index_of_a_list():
     layers = [
         from_overrides(["train.terms=[focal, {name: class_balanced, weight: 3}]"]),
@@ -292,31 +233,6 @@ def test_number_in_a_key_is_the_index_of_a_list():
     assert layers[0].tree == before
     layers.append(from_overrides(["train.terms.1=focal"]))
     assert merge(layers).tree["train"]["terms"][1] == "focal"
-
-
-def test_element_that_does_not_exist_is_named():
-    layers = [from_overrides(["train.terms=[focal]"]), from_overrides(["train.terms.1.weight=2"])]
-
-    with pytest.raises(ConfigError, match=r"`train\.terms\.1.*\(command line\)"):
-        merge(layers)
-    with pytest.raises(ConfigError, match=r"`train\.terms.*command line"):
-        resolve([from_overrides(["train.terms.0.weight=2"])])
-
-
-@pytest.mark.parametrize("text", ["1: 2\n", "train:\n  true: 2\n", "? [a]\n: 2\n"])
-def test_key_that_is_not_a_string_is_refused(tmp_path, text):
-    (tmp_path / "x.yaml").write_text(text)
-
-    with pytest.raises(ConfigError, match=r"x\.yaml:[12]: "):
-        from_file(tmp_path / "x.yaml")
-
-
-@pytest.mark.parametrize(
-    ("line", "value"), [("data.label=010", "010"), ("train.rounds=1e3", 1000), ("seed=010", 10)]
-)
-def test_a_file_and_the_command_line_read_a_value_in_one_way(line, value, tmp_path):
-    key, text = line.split("=")
-    (tmp_path / "x.yaml").write_text(f"{key}: {text}\n")
-
-    for layer in (from_file(tmp_path / "x.yaml"), from_overrides([line])):
-        assert value_at(resolve([layer])[0].tree(), key) == value
+    one = [from_overrides(["train.terms=[focal]"]), from_overrides(["train.terms.1.weight=2"])]
+    with pytest.raises(ConfigError, match=r"`train\.terms\.1"):
+        merge(one)

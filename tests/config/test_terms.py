@@ -27,16 +27,6 @@ def test_every_registered_term_has_the_keys_of_its_configuration():
             assert getattr(term, key) == getattr(entry, key)
 
 
-def test_terms_come_back_from_the_text_of_a_configuration(tmp_path):
-    config = resolved(
-        "[{name: label_smoothing, epsilon: 0.3}, {name: a.b:c, x: 1, y: false, z: w}]"
-    )
-    file = tmp_path / "config.yaml"
-    file.write_text(to_yaml(config.tree(), {}))
-
-    again = resolve([from_file(file)])[0]
-    assert again.tree() == config.tree()
-    assert again.train == config.train
 
 
 def test_terms_count_for_the_hash():

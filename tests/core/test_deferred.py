@@ -81,18 +81,3 @@ def test_the_modules_of_a_package_are_deferred_with_it(nested):
     import nested_of_a_test.part
 
     assert isinstance(nested_of_a_test.part.Shape(2), Shape)
-
-
-def test_a_package_that_is_needed_within_the_context_is_imported_there(package, nested):
-    with deferred(package, nested):
-        from nested_of_a_test.part import Shape as Other
-        from shapes_of_a_test import Shape
-
-        assert Shape.unit  # an attribute alone needs no import
-        assert package in sys.modules
-        assert Shape(3).size == 3
-        import shapes_of_a_test
-
-        assert isinstance(Shape(1), shapes_of_a_test.Shape)
-
-    assert Other(1).size == 1

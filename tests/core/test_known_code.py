@@ -13,7 +13,6 @@ from flbench.client.program import LocalProgram, Phase
 from flbench.config.schema import OptimizerConfig
 from flbench.core.known_code import is_known, unknown_parts
 from flbench.losses import CrossEntropy, Proximal
-from flbench.losses.own import OwnTerm
 
 
 class Mine(nn.Linear):
@@ -65,15 +64,11 @@ def phase(**keys):
     [
         nn.Sequential(plain(), Mine(4, 4)),
         hooked("register_forward_hook"),
-        hooked("register_forward_pre_hook"),
-        hooked("register_full_backward_hook"),
         overridden(),
         parametrized(),
         nn.TransformerEncoderLayer(4, 1, activation=lambda x: x),
         torch.jit.trace(plain(), torch.zeros(1, 4)),
-        torch.fx.symbolic_trace(plain()),
         phase(terms=(Term(),)),
-        phase(terms=(CrossEntropy(), OwnTerm("object:term", lambda context: None))),
         phase(weights=lambda context: context.leaves),
         phase(project=partial(partial, lambda leaves: leaves)),
     ],

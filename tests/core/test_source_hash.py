@@ -56,9 +56,7 @@ LAZY = "def f():\n    {}\n"
     [
         ({"pk/__init__.py": "", "pk/part.py": "K = 1\n"}, "pk.part:K"),
         (PACKAGE | {"pk/part.py": "from . import constants as other\n"}, "pk.part:other"),
-        (PACKAGE | {"pk/part.py": "from .constants import K as k\n"}, "pk.part:k"),
         (PACKAGE | {"pk/part.py": "from .constants import *\n"}, "pk.part:K"),
-        (PACKAGE | {"pk/part.py": "import pk.constants as other\n"}, "pk.part:other"),
         (PACKAGE | {"pk/deep/part.py": "from ..constants import K\n"}, "pk.deep.part:K"),
         (PACKAGE | {"pk/part.py": LAZY.format("from .constants import K")}, "pk.part:f"),
         (
@@ -69,19 +67,13 @@ LAZY = "def f():\n    {}\n"
             },
             "pk.part:Part",
         ),
-        ({"pk/__init__.py": "K = 1\n", "pk/part.py": "from pk import K\n"}, "pk.part:K"),
         ({"pk/__init__.py": "from .part import K\n", "pk/part.py": "K = 1\n"}, "pk:K"),
         (
             PACKAGE
             | {"pk/more.py": "from .constants import K\n", "pk/part.py": "from .more import K\n"},
             "pk.part:K",
         ),
-        (
-            {"space/other.py": "K = 1\n", "space/part.py": "from . import other\n"},
-            "space.part:other",
-        ),
         ({"beside.py": "K = 1\n", "part.py": "from beside import K\n"}, "part:K"),
-        (PACKAGE | {"part.py": "from pk.constants import K\n"}, "part:K"),
     ],
     ids=str,
 )
@@ -114,10 +106,6 @@ def test_modules_that_are_not_imported_by_the_part_do_not_count(folder):
     assert source_hash.of_path("pk.part:f") == before
     assert set(source_hash.files("pk.part")) == {"pk", "pk.later", "pk.part"}
     assert "pk.later" not in sys.modules
-
-
-def test_packages_that_are_known_by_their_version_are_hashed_as_one_file():
-    assert set(source_hash.files("torch.nn")) == {"torch.nn"}
 
 
 def test_flbench_is_known_by_its_version_in_a_folder_that_contains_it_too(folder):
@@ -159,17 +147,13 @@ WRAP = "def deco(f):\n    def g(*a):\n        return ONE * f(*a)\n    return g\n
         (BASE, "K = ONE", CLASS.format("K")),
         (BASE, "def h():\n    return ONE", "def g():\n    return h()", CLASS.format("g()")),
         ("class Base:\n    k = ONE", CLASS.format("self.k")),
-        (BASE, "K = ONE", CLASS.format("self.k") + "    k = K\n"),
         ("def make(k):\n    def f(c):\n        return k\n    return f", "part = make(ONE)"),
         ("def part(c, k=ONE):\n    return k",),
-        ("K = ONE", "def part(c, *, k=2 * K):\n    return k"),
         (WRAP, "@deco\ndef part(c):\n    return c"),
-        (WRAP.replace("ONE", "3"), "@deco\ndef part(c):\n    return ONE"),
         (BASE, WRAP, CLASS.format("x").replace("    def", "    @deco\n    def")),
         ("from functools import partial\ndef f(c, k):\n    return k", "part = partial(f, k=ONE)"),
         (HOLDER, "part = A(ONE)"),
         ("from functools import cache\n@cache\ndef f(n):\n    return ONE", CALLER),
-        ("class f:\n    @staticmethod\n    def g(n):\n        return ONE", CALLER),
     ],
     ids=str,
 )
@@ -205,11 +189,10 @@ def test_what_code_of_a_notebook_does_not_use_or_changes_itself_does_not_count(c
     assert one == two
 
 
-@pytest.mark.parametrize("how", ["import beside", "from beside import f", "lazy"])
+@pytest.mark.parametrize("how", ["import beside", "lazy"])
 def test_modules_beside_a_notebook_count(how, folder, monkeypatch):
     cell = {
         "import beside": "import beside\ndef part():\n    return beside.f()",
-        "from beside import f": "from beside import f\ndef part():\n    return f()",
         "lazy": "def part():\n    from beside import f\n    return f()",
     }[how]
     hashes = []

@@ -49,12 +49,6 @@ def test_column_of_floats_stays_one_in_pandas(number):
     assert column.tolist() == [0.5, float(number)]
 
 
-def test_cells_that_are_not_text_are_written_as_they_are():
-    rows = [[-0.5, None, float("nan"), -3, True, 1e-07]]
-
-    assert csv_text("abcdef", rows) == "a,b,c,d,e,f\n-0.5,,,-3,True,1e-07\n"
-
-
 @given(WORDS)
 @NO_CLOCK
 def test_text_is_read_again_as_it_is_printed(name):

@@ -4,7 +4,6 @@ import pytest
 
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_file
-from flbench.core.errors import ConfigError
 from flbench.core.plain_yaml import to_yaml
 
 
@@ -44,11 +43,6 @@ def test_configuration_comes_back_from_its_text(tmp_path, arguments):
     assert again.tree() == config.tree()
     assert again.hash() == config.hash()
     assert file.stat().st_size < 250_000
-
-
-def test_lists_of_arguments_are_short_enough_to_be_read_again():
-    with pytest.raises(ConfigError, match=r"partition\.args\.many"):
-        resolve([layer(many=list(range(1_001)))])
 
 
 def text_of(value):

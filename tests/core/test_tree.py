@@ -27,10 +27,6 @@ def test_weighted_mean_integers_take_the_maximum_over_participants():
     assert tree.weighted_mean({"n": counter}, torch.tensor([1.0, 0.0, 1.0]))["n"] == 4
 
 
-def test_weighted_mean_all_weights_zero_is_empty():
-    assert tree.weighted_mean({"w": torch.ones(2, 3)}, torch.zeros(2)) == {}
-
-
 def test_weighted_mean_ignores_rows_of_weight_zero_even_nan():
     rows = torch.tensor([[1.0], [torch.nan]])
 
@@ -67,10 +63,6 @@ def test_digest_depends_on_values_names_order_and_shape():
     assert base == tree.digest([{"a": a.clone(), "b": b.clone()}])
     others = [{"a": b, "b": a}, {"b": b, "a": a}, {"a": a.reshape(2, 2), "b": b}, {"a": a, "c": b}]
     assert len({base, *(tree.digest([other]) for other in others)}) == 5
-
-
-def test_digest_takes_zero_dim_and_bool_leaves():
-    assert len(tree.digest([{"n": torch.tensor(3), "m": torch.tensor([True])}])) == 64
 
 
 def test_a_mask_reaches_over_the_first_axes_and_over_a_single_number():

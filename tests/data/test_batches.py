@@ -34,10 +34,6 @@ def test_arrange_cuts_an_epoch_into_these_batches(n, last, single, sizes):
     assert np.array_equal(arranged[: min(n, len(arranged))], order[: len(arranged)])
 
 
-def test_batch_size_one_with_batchnorm_has_no_batches():
-    assert len(batches.arrange(np.arange(5), TrainConfig(batch_size=1), skip_single=True)) == 0
-
-
 def epoch(federation, number: int = 0, size: int = 32):
     rows = federation.partition.parts["train"][1]
     given = 1, number, Draw(0, (0,), 5), TrainConfig(batch_size=size)

@@ -55,7 +55,7 @@ def test_readers_of_the_package_are_no_data_sets(name, asked, tmp_path, monkeypa
     """`datasets.load_dataset("pandas")` unpickles the files of the current folder."""
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(DataError, match=r"OWNER/NAME|plain name"):
+    with pytest.raises(DataError, match=r"data\.name"):
         sources.load(DataConfig(name=f"hf:{name}"))
     assert asked == []
 

@@ -1,6 +1,5 @@
 """Series and sequences of tokens: what is read as such, from NPZ files and objects."""
 
-import pickle
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
@@ -11,10 +10,8 @@ import torch
 import flbench as fl
 from flbench.config.schema import ArraysConfig, DataConfig, PartitionConfig
 from flbench.core.errors import DataError
-from flbench.core.shapes import TokenShape
 from flbench.data import sources
 from flbench.data.federation import build
-from flbench.data.partition_files import data_hash
 
 LABELS = np.arange(40) % 2
 TOKENS = np.random.default_rng(0).integers(0, 9, size=(40, 6))
@@ -75,42 +72,33 @@ def test_arrays_have_the_names_that_the_file_gives_them(tmp_path):
 
     assert (data.kind, data.x.dtype, data.group_names) == ("series", np.float32, ("a", "b"))
     wrong = names.altered(clients="subjekt")
-    with pytest.raises(DataError, match=r"no array `subjekt`.*data\.arrays.*`subject`"):
+    with pytest.raises(DataError, match="subjekt"):
         load(path, kind="series", arrays=wrong)
 
 
 @pytest.mark.parametrize(
-    ("arrays", "keys", "said"),
+    ("arrays", "keys", "named"),
     [
-        ({"vocabulary": 5}, {}, r"row \d+ .* token [5-8] at position \d.*ids 0 to 4"),
-        ({"train_images": TOKENS - 3}, {}, r"row \d+ .* token -\d"),
-        ({}, {"padding": 20, "kind": "tokens"}, None),
-        ({"vocabulary": 9}, {"padding": 20}, "`data.padding=20` is not a token id"),
-        ({"vocabulary": np.zeros((2, 2))}, {}, "`vocabulary` must be"),
-        ({"train_images": SERIES, "vocabulary": 9}, {}, "`vocabulary`"),
-        ({"train_images": SERIES}, {"padding": 0}, "`data.padding` is for"),
-        ({"train_images": SERIES}, {"kind": "tokens"}, r"train_images.*\[n, length\] in integers"),
-        ({}, {"kind": "series"}, None),
-        ({}, {"augment": ("flip",)}, "`data.augment` is for .* tokens"),
-        ({}, {"layout": "channels_last"}, "`data.layout`=channels_last"),
-        (
-            {"train_images": np.zeros((40, 8, 8), np.uint8)},
-            {"layout": "channels_first"},
-            "without an axis of channels.*data.kind=series",
-        ),
+        ({"vocabulary": 5}, {}, r"row \d+ "),
+        ({"train_images": TOKENS - 3}, {}, r"row \d+ "),
+        ({"vocabulary": 9}, {"padding": 20}, r"data\.padding"),
+        ({"vocabulary": np.zeros((2, 2))}, {}, "vocabulary"),
+        ({"train_images": SERIES, "vocabulary": 9}, {}, "vocabulary"),
+        ({"train_images": SERIES}, {"padding": 0}, r"data\.padding"),
+        ({"train_images": SERIES}, {"kind": "tokens"}, "train_images"),
+        ({}, {"augment": ("flip",)}, r"data\.augment"),
+        ({}, {"layout": "channels_last"}, r"data\.layout"),
     ],
 )
-def test_wrong_tokens_and_kinds_are_refused_with_place_and_cure(tmp_path, arrays, keys, said):
-    path = npz(tmp_path, **arrays)
-    if said is None:
-        assert load(path, **keys).kind == keys["kind"]
-        return
-    with pytest.raises(DataError, match=said):
-        load(path, **keys)
+def test_wrong_tokens_and_kinds_are_refused_by_key(tmp_path, arrays, keys, named):
+    with pytest.raises(DataError, match=named):
+        load(npz(tmp_path, **arrays), **keys)
 
 
-def test_tokens_are_never_normalized_by_numbers(tmp_path):
-    with pytest.raises(DataError, match=r"`data\.normalize` is for numbers"):
+def test_the_kind_of_integers_can_be_given(tmp_path):
+    assert load(npz(tmp_path), padding=20, kind="tokens").kind == "tokens"
+    assert load(npz(tmp_path), kind="series").kind == "series"
+    with pytest.raises(DataError, match=r"data\.normalize"):
         build(load(npz(tmp_path)), DataConfig(normalize={"mean": (0,), "std": (1,)}), IID, 0)
 
 
@@ -122,7 +110,7 @@ def test_objects_of_python_give_the_same_tokens_and_a_table_on_request():
 
     found = [
         fl.Data(frame, client="who", padding=9),
-        fl.Data(list_dataset(pairs), padding=9),
+        fl.Data(SimpleDataset(pairs), padding=9),
         fl.Data(fake_hugging_face(frame), client="who", padding=9),
     ]
 
@@ -134,30 +122,9 @@ def test_objects_of_python_give_the_same_tokens_and_a_table_on_request():
     assert wanted.section()["padding"] == 9
     assert fl.Data(TOKENS, LABELS, kind="table").dataset.is_table
     with pytest.raises(DataError, match="`padding`"):
-        fl.Data(list_dataset(pairs))
+        fl.Data(SimpleDataset(pairs))
     with pytest.raises(DataError, match="`kind`"):
         fl.Data(SERIES, LABELS, kind="Series")
-
-
-def test_vocabulary_counts_for_the_hash_of_the_data():
-    hashes = {
-        data_hash(fl.Data(TOKENS, LABELS, vocabulary=size, padding=padding).dataset)
-        for size, padding in ((9, None), (10, None), (9, 0))
-    }
-
-    assert len(hashes) == 3
-
-
-def test_shape_of_tokens_is_a_tuple_that_copies_keep():
-    shape = TokenShape(7, 20, 3)
-    other = pickle.loads(pickle.dumps(shape))
-
-    assert shape == other == (7,)
-    assert (other.vocabulary, other.padding) == (20, 3)
-
-
-def list_dataset(pairs):
-    return SimpleDataset(pairs)
 
 
 class SimpleDataset(torch.utils.data.Dataset):

@@ -44,19 +44,8 @@ def test_normalization_of_pixels_takes_little_memory_and_keeps_its_bits(monkeypa
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
-def test_an_npz_file_of_one_part_is_held_once(tmp_path, kind):
+def test_an_npz_file_is_held_twice_at_most(tmp_path, kind):
     dataset = images(kind)
-    file = tmp_path / "made.npz"
-    np.savez(file, train_images=dataset.x, train_labels=dataset.y)
-
-    read, peak = peak_of(lambda: npz_files.read(file, DataConfig(layout="channels_first")))
-
-    assert np.array_equal(read.x, dataset.x)
-    assert peak < 1.3 * dataset.x.nbytes
-
-
-def test_an_npz_file_of_two_parts_is_held_twice_at_most(tmp_path):
-    dataset = images(np.float32)
     file = tmp_path / "made.npz"
     half = len(dataset.x) // 2
     np.savez(

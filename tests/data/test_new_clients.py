@@ -67,13 +67,9 @@ def test_new_clients_that_are_not_drawn_unknown_or_all_are_refused(dataset):
     )
     drawn = make_partition(named, PartitionConfig(scheme="natural", clients=2), seed=0).names
     other = next(name for name in named.group_names if name not in drawn)
-    for wanted, said in (
-        ([int(other)], rf"new_clients` names `{other}`"),
-        (["12"], "new_clients` names `12`"),
-        (drawn, rf"=\[{', '.join(sorted(drawn))}\]`.* Take fewer"),
-    ):
+    for wanted in ([int(other)], ["12"], drawn):
         config = PartitionConfig(scheme="natural", clients=2, new_clients=wanted)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match="new_clients"):
             build(named, DATA, config, seed=0)
 
 

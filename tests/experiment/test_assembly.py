@@ -5,11 +5,10 @@ import pytest
 from torch import nn
 
 from flbench.config.resolve import resolve
-from flbench.config.schema import Config
 from flbench.config.sources import from_overrides, from_values, leaves
 from flbench.core.errors import UserError
 from flbench.core.parts import offered
-from flbench.experiment import assembly, engines
+from flbench.experiment import assembly
 from tests.support import SMALL
 
 pytestmark = pytest.mark.slow
@@ -93,14 +92,6 @@ def test_auto_stacks_clients_of_small_nets_without_convolutions(keys, expected):
 
     assert built.config.engine.name == expected
     assert (built.config.engine.block is not None) == (expected == "vectorized")
-    assert not any(note.startswith("engine:") for note in built.notes)
-
-
-def test_auto_stacks_clients_of_all_nets_on_a_gpu():
-    engine = Config().engine.altered(device="cuda:0")
-
-    assert engines.auto_stacks(engine, nn.Conv2d(3, 64, 3))
-    assert not engines.auto_stacks(engine.altered(device="cpu"), nn.Conv2d(3, 64, 3))
 
 
 class Cells(nn.GRU):
@@ -113,8 +104,7 @@ class Cells(nn.GRU):
 @pytest.mark.parametrize(
     "net", [Draws(), nn.Sequential(nn.Flatten(), Cells(8, 16, batch_first=True), nn.Linear(16, 10))]
 )
-def test_what_cannot_be_stacked_is_sequential_with_one_note(net):
+def test_what_cannot_be_stacked_is_sequential(net):
     built = named("engine.name=auto", net=net)
 
     assert built.config.engine.name == "sequential"
-    assert sum(note.startswith("engine:") for note in built.notes) == 1

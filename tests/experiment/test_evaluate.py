@@ -139,29 +139,19 @@ def test_models_that_have_not_changed_are_not_evaluated_again(method, monkeypatc
         assert torch.equal(found.local[key].correct, scores.correct)
 
 
-def test_nothing_is_kept_if_leaves_changed_without_a_word():
-    built, state, _ = after_a_round(build("algorithm=ditto", *KEYS))
+@pytest.mark.parametrize("method", ["ditto", "fedper"])
+def test_nothing_is_kept_if_leaves_changed_without_a_word(method):
+    built, state, _ = after_a_round(build(f"algorithm={method}", *KEYS))
     evaluator = evaluator_of(built)
     evaluated(evaluator, state, clients(*range(9)))
     for rows in state.clients.values():
         rows[4] += 0.5  # not by the loop
-    evaluator.engine.clients = 0
-
-    found = evaluated(evaluator, state)
-
-    assert evaluator.engine.clients >= built.federation.clients
-    assert_same_counts(built, state, found)
-
-
-def test_a_model_that_the_server_changes_is_evaluated_again():
-    built, state, _ = after_a_round(build("algorithm=fedper", *KEYS))
-    evaluator = evaluator_of(built)
-    evaluated(evaluator, state)
+    assert_same_counts(built, state, evaluated(evaluator, state))
     name = next(iter(state.server))
     state = replace(state, server={**state.server, name: state.server[name] * -1})
-
     assert_same_counts(built, state, evaluated(evaluator, state, clients()))
     state.server[name] *= 0.5  # in place
+
     assert_same_counts(built, state, evaluated(evaluator, state, clients()))
 
 

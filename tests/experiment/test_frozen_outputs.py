@@ -1,7 +1,5 @@
 """Outputs of a frozen part that are computed once."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -77,18 +75,15 @@ def test_outputs_of_another_net_with_the_same_tensors_are_not_taken(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "reason"),
+    "keys",
     [
-        ((BACKBONE, "data.augment=[flip]"), "data.augment"),
-        ((BACKBONE, "engine.precision=bf16-mixed"), "engine.precision=bf16-mixed"),
-        (("model.freeze=[conv2, norm2]",), "not the first ones"),
+        (BACKBONE, "data.augment=[flip]"),
+        (BACKBONE, "engine.precision=bf16-mixed"),
+        ("model.freeze=[conv2, norm2]",),
     ],
 )
-def test_frozen_parts_that_do_not_fit_train_as_they_are(keys, reason):
-    built = build("model.name=lenet5", *keys)
-
-    assert built.cached is None
-    assert any("in each step" in note and reason in note for note in built.notes)
+def test_frozen_parts_that_do_not_fit_train_as_they_are(keys):
+    assert build("model.name=lenet5", *keys).cached is None
 
 
 class Body(nn.Module):
@@ -125,20 +120,14 @@ def short(out, model, method="ft", **keys):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("layer", "8 numbers for each"),  # frozen dropout is off
-        ("function", "8 numbers for each"),
-        ("always", "in each step.*differ from call to call"),
-        ("buffer", "in each step.*buffers that are not frozen"),
-    ],
-)
-@pytest.mark.slow
-def test_bodies_are_cached_if_their_outputs_do_not_change(tmp_path, kind, reason):
-    net = {"name": "tests.experiment.test_frozen_outputs:Body", "args": {"kind": kind}}
-    run = short(tmp_path, {**net, "freeze": "backbone"}, "fedavg")
+    ("kind", "is_cached"),
+    [("layer", True), ("function", True), ("always", False), ("buffer", False)],
+)  # frozen dropout is off
+def test_bodies_are_cached_if_their_outputs_do_not_change(kind, is_cached):
+    name = "model.name=tests.experiment.test_frozen_outputs:Body"
+    built = build("algorithm=fedavg", name, f"model.args.kind={kind}", BACKBONE)
 
-    assert any(re.search(reason, note) for note in run.notes)
+    assert (built.cached is not None) == is_cached
 
 
 class Stop(fl.Callback):
@@ -159,8 +148,6 @@ def test_a_run_resumes_predicts_and_exports_with_the_whole_net(tmp_path):
     (path,) = (tmp_path / "cut").glob("*/*/")
 
     assert fl.resume(path, progress=False).digest == whole.digest
-    # 120 samples of the clients and the 297 of the common test set.
-    assert any("8 numbers for each of 417 samples" in note for note in whole.notes)
     x = torch.randint(0, 16, (20, 8, 8), dtype=torch.uint8)
     scores = [run.predict(x, client=1) for run in (whole, plain)]
     assert torch.allclose(*scores, rtol=0, atol=1e-5)

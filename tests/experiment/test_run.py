@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import json
 import shutil
 import signal
 import time
@@ -25,12 +24,11 @@ from flbench.config.trust import run_code
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError, RunError, UserError
 from flbench.data.sources import digits
-from flbench.experiment import assembly, checkpoint, evaluate, lifecycle, row_files
+from flbench.experiment import assembly, checkpoint, lifecycle, row_files
 from flbench.experiment.engines import with_device
 from flbench.experiment.rounds import settings_of
 from flbench.experiment.run_folder import RunFolder
 from flbench.losses import CrossEntropy
-from flbench.results import reading
 from flbench.testing import after
 from tests.forks import Fork
 from tests.support import (
@@ -39,7 +37,6 @@ from tests.support import (
     build,
     config_of,
     interrupted_run,
-    pictures_in_pages,
     reproducible,
     run,
     summary_of,
@@ -78,6 +75,10 @@ def test_best_round_is_chosen_by_validation_and_test_is_only_reported(tmp_path):
     assert summary["best"]["round"] == best
     assert summary["best"]["test"]["accuracy"] == test[best]
     assert summary["last"]["test"]["accuracy"] == test[8]
+    assert set(metric_by_round(path, "common", "personal", "accuracy")) == {8, best}
+    assert sum(summary["seconds"][one] for one in ("train", "evaluate", "write")) <= (
+        summary["seconds"]["total"] + 0.002
+    )
 
 
 def test_tables_of_best_and_last_round_agree_with_the_metrics(tmp_path):
@@ -108,7 +109,6 @@ def test_without_a_validation_part_the_best_round_is_the_last(tmp_path):
     )
 
     assert summary["best"]["round"] == 3
-    assert "no validation part" in summary["best_by"]
 
 
 def test_global_and_personal_figures_on_the_common_test_set(tmp_path):
@@ -130,9 +130,7 @@ def test_global_and_personal_figures_on_the_common_test_set(tmp_path):
         (("algorithm=fedavg",), True),
         (("algorithm=scaffold",), True),  # clients keep leaves that do not belong to the net
         (("algorithm=fedavg", "model.name=lenet5", "train.batchnorm=local"), False),
-        (("algorithm=fedavg", "model.name=lenet5", "train.batchnorm=drop"), False),
         (("algorithm=fedper",), False),
-        (("algorithm=fedcpmd", "model.name=lenet5"), False),
         (("algorithm=ifca",), False),
     ],
 )
@@ -149,11 +147,6 @@ def test_a_model_that_all_share_is_evaluated_once_on_the_common_test_set(keys, o
     monkeypatch.setattr(built.engine, "run", noted)
     found = evaluator.evaluate(state, settings, common=True).common["personal"]
     assert asked[0] == (1 if once else 5)
-    monkeypatch.setattr(evaluate.Evaluator, "_is_same_for_all", lambda *args: False)
-    slow = evaluator.evaluate(state, settings, common=True).common["personal"]
-
-    for name in ("support", "predicted", "correct", "confusion"):
-        assert torch.equal(getattr(found, name), getattr(slow, name))
     assert bool((found.support.sum(dim=1) == 50).all())
 
 
@@ -200,26 +193,6 @@ def test_share_of_trained_classes_is_that_of_the_partition_and_bounds_local_mode
     assert 0 < metric_by_round(path, "common", "personal", "accuracy_mean")[3] < share[3] < 1
 
 
-def test_common_metrics_come_at_the_last_and_the_best_round_only(tmp_path):
-    path, summary = run(
-        tmp_path,
-        "algorithm=local",
-        "train.rounds=8",
-        "evaluation.every=1",
-        "train.optimizer.lr=0.5",
-    )
-
-    assert set(metric_by_round(path, "common", "pm_v", "accuracy")) == {8, summary["best"]["round"]}
-
-
-def test_cohorts_figures_right_after_local_training_are_reported(tmp_path):
-    path, _ = run(tmp_path, "algorithm=fedavg", "train.participation=0.4")
-
-    local = metric_by_round(path, "test", "personal@local", "accuracy")
-    assert set(local) == {2, 3}
-    assert local != metric_by_round(path, "test", "personal", "accuracy")
-
-
 def test_finetuned_models_are_evaluated_beside_the_global_one(tmp_path):
     path, summary = run(
         tmp_path, "algorithm=fedavg", "algorithm.finetune_epochs=3", "train.optimizer.lr=0.1"
@@ -229,22 +202,13 @@ def test_finetuned_models_are_evaluated_beside_the_global_one(tmp_path):
     assert summary["last"]["test"]["ft"]["accuracy"] > summary["last"]["test"]["accuracy"]
 
 
-def test_predictions_are_saved_sample_by_sample(tmp_path):
-    path, summary = run(tmp_path, "algorithm=fedproto", "output.predictions=true")
-
-    with (path / "predictions.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    right = [line["true"] == line["predicted"] for line in lines]
-    assert sum(right) / len(right) == pytest.approx(summary["last"]["test"]["accuracy"])
-    labels = build().federation.dataset.y
-    assert all(int(line["true"]) == labels[int(line["sample"])] for line in lines)
-
-
 def test_target_accuracy_has_the_cost_up_to_its_round(tmp_path):
     keys = ("algorithm=fedavg", "train.rounds=6", "evaluation.every=1", "train.optimizer.lr=0.1")
     keys = ("partition.samples=null", *keys)
     path, summary = run(tmp_path, *keys, "evaluation.target_accuracy=0.5")
     _, never = run(tmp_path, *keys, "evaluation.target_accuracy=0.9999")
+    tested = (*keys, "partition.split=[0.8,0,0.2]", "evaluation.target_accuracy=0.5")
+    without, found = run(tmp_path, *tested)
 
     validation = metric_by_round(path, "validation", "personal", "accuracy")
     first = min(number for number, value in validation.items() if value >= 0.5)
@@ -255,6 +219,9 @@ def test_target_accuracy_has_the_cost_up_to_its_round(tmp_path):
         if number <= first
     )
     assert summary["target"]["split"] == "validation"
+    test = metric_by_round(without, "test", "personal", "accuracy")
+    first = min(number for number, value in test.items() if value >= 0.5)
+    assert (found["target"]["split"], found["target"]["round"]) == ("test", first)
     assert never["target"] == {"accuracy": 0.9999, "split": "validation", "round": None}
 
 
@@ -271,20 +238,6 @@ def test_confusable_classes_follow_a_reference_run(tmp_path):
     assert "confusable_f1" in own["last"]["test"]
 
 
-def test_same_partition_file_gives_the_same_run(tmp_path):
-    path, summary = run(tmp_path, "algorithm=fedavg")
-
-    _, again = run(
-        tmp_path,
-        "algorithm=fedavg",
-        "partition.scheme=file",
-        f"partition.path={path / 'partition.npz'}",
-    )
-
-    assert again["partition_hash"] == summary["partition_hash"]
-    assert again["weights_digest"] == summary["weights_digest"]
-
-
 def test_config_of_a_run_repeats_it(tmp_path):
     path, summary = run(tmp_path, "algorithm=hfcd", "algorithm.tau=0.4", "seed=3")
     from flbench.config.sources import from_file
@@ -295,64 +248,14 @@ def test_config_of_a_run_repeats_it(tmp_path):
     assert summary_of(again)["weights_digest"] == summary["weights_digest"]
 
 
-def test_natural_hospitals_and_images_of_ones_own_train(tmp_path):
-    (tmp_path / "wards").mkdir()
-    rng = np.random.default_rng(0)
-    for name in ("a", "b"):
-        lines = "\n".join(f"{x:.3f},{y:.3f},{int(x + y > 0)}" for x, y in rng.normal(size=(60, 2)))
-        (tmp_path / "wards" / f"{name}.csv").write_text(f"x,y,label\n{lines}\n")
-
-    _, table = run(
-        tmp_path, "algorithm=fedavg", f"data.path={tmp_path / 'wards'}", "partition.scheme=natural",
-        "partition.clients=null", "train.rounds=20", "train.optimizer.lr=0.5"
-    )  # fmt: skip
-    images = ("algorithm=fedavg", f"data.path={write_npz(tmp_path / 'x.npz')}", "train.rounds=30")
-    _, plain = run(tmp_path, *images, "train.optimizer.lr=0.2")
-    _, augmented = run(tmp_path, *images, "train.optimizer.lr=0.2", "data.augment=[crop, flip]")
-
-    assert table["clients"] == 2
-    assert table["last"]["test"]["accuracy"] > 0.85
-    assert plain["last"]["test"]["accuracy"] > 0.85
-    assert augmented["weights_digest"] != plain["weights_digest"]
-
-
 # Divergence
 
 
-def test_diverged_client_is_left_out_with_a_note_and_counted(tmp_path):
-    config, origins = resolve(
-        [
-            from_overrides(
-                [*SMALL, f"output.dir={tmp_path}", "algorithm=fedavg", "train.optimizer.lr=1e30"]
-            )
-        ]
-    )
-    silent = Silent()
-
-    path = lifecycle.run(config, origins, [silent])
-
-    assert summary_of(path)["diverged"] == 15
-    assert sum("round 1, client" in note for note in silent.notes) == 5
-    start = build("algorithm=fedavg").start()
-    saved, _ = checkpoint.load(
-        path / "checkpoints" / "last.safetensors", summary_of(path)["config_hash"]
-    )
-    assert all(torch.equal(saved.server[name], value) for name, value in start.server.items())
-
-
-def test_kept_rows_of_a_diverged_client_stay(tmp_path):
-    path, _ = run(tmp_path, "algorithm=local", "train.optimizer.lr=1e30")
-
-    start = build("algorithm=local").start()
-    saved, _ = checkpoint.load(
-        path / "checkpoints" / "last.safetensors", summary_of(path)["config_hash"]
-    )
-    assert all(torch.equal(saved.clients[name], value) for name, value in start.clients.items())
-
-
-def test_divergence_can_stop_the_run_with_what_was_done(tmp_path):
-    with pytest.raises(RunError, match=r"round 1, client \d.*on_divergence"):
-        run(tmp_path, "algorithm=fedavg", "train.optimizer.lr=1e30", "train.on_divergence=stop")
+def test_diverged_clients_are_counted_or_stop_the_run(tmp_path):
+    keys = ("algorithm=fedavg", "train.optimizer.lr=1e30")
+    assert run(tmp_path, *keys)[1]["diverged"] == 15
+    with pytest.raises(RunError, match=r"round 1, client \d"):
+        run(tmp_path, *keys, "train.on_divergence=stop")
 
 
 # Interrupts and crashes
@@ -395,19 +298,8 @@ def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, 
         return original(self, program, ids, **keys)
 
     monkeypatch.setattr(SequentialEngine, "run", interrupted)
-    config, origins = resolve(
-        [
-            from_overrides(
-                [
-                    *SMALL,
-                    f"output.dir={tmp_path / 'b'}",
-                    "algorithm=fedavg",
-                    "train.rounds=4",
-                    "evaluation.every=4",
-                ]
-            )
-        ]
-    )
+    keys = (f"output.dir={tmp_path / 'b'}", "algorithm=fedavg", "train.rounds=4")
+    config, origins = resolve([from_overrides([*SMALL, *keys, "evaluation.every=4"])])
     with pytest.raises(KeyboardInterrupt):
         lifecycle.run(config, origins)
     [folder] = (tmp_path / "b").glob("*/*")
@@ -455,17 +347,6 @@ def test_kill_and_resume_end_like_the_straight_run(tmp_path, name):
     assert (folder / "metrics.csv").read_bytes() == (straight / "metrics.csv").read_bytes()
 
 
-def test_default_period_gives_ten_evaluations_and_the_same_weights(tmp_path):
-    keys = ("algorithm=local", "model=logistic", "train.rounds=21")
-    path, default = run(tmp_path, *keys, "evaluation.every=null")
-    _, rarely = run(tmp_path, *keys, "evaluation.every=21")
-
-    assert "every: 2 " in (path / "config.yaml").read_text()
-    found = metric_by_round(path, "validation", "personal", "accuracy")
-    assert list(found) == [*range(2, 21, 2), 21]
-    assert default["weights_digest"] == rarely["weights_digest"]
-
-
 def test_resume_of_a_finished_run_changes_nothing_and_refuses_changes(tmp_path):
     path, _ = run(tmp_path, "algorithm=local")
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
@@ -473,9 +354,9 @@ def test_resume_of_a_finished_run_changes_nothing_and_refuses_changes(tmp_path):
 
     lifecycle.resume(path, Layer({}), [silent])
 
-    assert "is finished" in silent.notes[0]
+    assert silent.notes
     for change, key in (("train.rounds=20", "train.rounds"), ("output.dir=other", "output.dir")):
-        with pytest.raises(ConfigError, match=f"`{key}` was"):
+        with pytest.raises(ConfigError, match=f"`{key}`"):
             lifecycle.resume(path, from_overrides([change]))
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
@@ -492,22 +373,13 @@ def unfinished(tmp_path, interrupted) -> Path:
     return shutil.copytree(interrupted, tmp_path / "runs" / "digits" / interrupted.name)
 
 
-def test_resume_without_a_checkpoint_starts_from_the_beginning_with_a_note(tmp_path, unfinished):
+def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path, unfinished):
     _, summary = run(tmp_path / "a", "algorithm=fedavg")
     shutil.rmtree(unfinished / "checkpoints")
-    silent = Silent()
 
-    lifecycle.resume(unfinished, Layer({}), [silent])
+    lifecycle.resume(unfinished, Layer({}))
 
-    assert any("starts from the beginning" in note for note in silent.notes)
     assert summary_of(unfinished)["weights_digest"] == summary["weights_digest"]
-
-
-def test_resume_refuses_to_change_what_decides_results(unfinished):
-
-    with pytest.raises(ConfigError, match=r"`train.rounds` was 3 .* cannot become 9"):
-        lifecycle.resume(unfinished, from_overrides(["train.rounds=9"]))
-    lifecycle.resume(unfinished, from_overrides(["output.checkpoint_every=1"]))
 
 
 def test_resume_writes_through_no_link_of_the_folder(tmp_path):
@@ -522,7 +394,7 @@ def test_resume_writes_through_no_link_of_the_folder(tmp_path):
     (path / "summary.json").unlink()
     (path / "metrics.csv").unlink()
     (path / "metrics.csv").symlink_to(private)
-    with pytest.raises(UserError, match=r"metrics\.csv is a link"):
+    with pytest.raises(UserError, match=r"metrics\.csv"):
         lifecycle.resume(path, Layer({}))
     assert private.read_text() == "secret"
 
@@ -550,21 +422,13 @@ def test_resume_joins_no_foreign_cluster_that_the_folder_names(tmp_path, monkeyp
     assert joined == ["a:1"]
 
 
-def test_resume_refuses_a_checkpoint_of_another_configuration(unfinished):
+def test_resume_refuses_another_configuration(unfinished):
+    with pytest.raises(ConfigError, match=r"`train\.rounds`"):
+        lifecycle.resume(unfinished, from_overrides(["train.rounds=9"]))
     text = (unfinished / "config.yaml").read_text()
     (unfinished / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 4"))
 
-    with pytest.raises(DataError, match="belongs to another configuration"):
-        lifecycle.resume(unfinished, Layer({}))
-
-
-@pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
-def test_resume_refuses_a_damaged_checkpoint(damage, unfinished):
-    file = unfinished / "checkpoints" / "last.safetensors"
-    content = {"truncated": file.read_bytes()[:900], "text": b"hello", "empty": b""}[damage]
-    file.write_bytes(content)
-
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"last\.safetensors"):
         lifecycle.resume(unfinished, Layer({}))
 
 
@@ -572,23 +436,24 @@ def test_resume_refuses_a_damaged_checkpoint(damage, unfinished):
     "change",
     [
         {"position": '{"stage": 0}'},
-        {"position": '{"stage": "0", "stage_round": 1, "round": 1, "is_initial": false}'},
         {"position": '{"stage": 9, "stage_round": 1, "round": 1, "is_initial": false}'},
-        {"rows": "[1]"},
         {"names": "3"},
-        {"extra": "{}"},
         {"extra": '{"rows": 1, "seconds": {"train": "long"}}'},
-        {"extra": '{"rows": "1", "seconds": {}, "stop": 3}'},
+        b"hello",
+        None,
     ],
     ids=str,
 )
-def test_resume_names_a_checkpoint_whose_metadata_were_edited(change, unfinished):
+def test_resume_names_a_checkpoint_that_is_damaged_or_was_edited(change, unfinished):
     file = unfinished / "checkpoints" / "last.safetensors"
-    with safe_open(file, framework="pt") as stored:
-        metadata = stored.metadata() | change
-    save_file(load_file(file), file, metadata)
+    if isinstance(change, dict):
+        with safe_open(file, framework="pt") as stored:
+            metadata = stored.metadata() | change
+        save_file(load_file(file), file, metadata)
+    else:
+        file.write_bytes(change or file.read_bytes()[:900])
 
-    with pytest.raises(DataError, match=r"last\.safetensors cannot be read"):
+    with pytest.raises(DataError, match=r"last\.safetensors"):
         lifecycle.resume(unfinished, Layer({}))
 
 
@@ -606,41 +471,10 @@ def test_no_checkpoint_is_called_damaged_for_want_of_memory_or_disk(code, monkey
         lifecycle.resume(unfinished, Layer({}))
 
 
-def test_show_prints_the_metrics_of_an_unfinished_run(unfinished):
-    found = reading.read(unfinished)
-
-    assert not found.finished
-    assert found.summary["last"]["round"] in (0, 2)
-    assert found.summary["communication"]["up_bytes"] > 0
-
-
-def test_seconds_include_checkpoints_and_tables(tmp_path, monkeypatch):
-    def slowed(function):
-        def slow(*arguments, **options):
-            time.sleep(0.1)
-            slowed.calls += 1
-            return function(*arguments, **options)
-
-        return slow
-
-    slowed.calls = 0
-    for owner, name in ((RunFolder, "save_state"), (RunFolder, "write_table")):
-        monkeypatch.setattr(owner, name, slowed(getattr(owner, name)))
-    begin = time.perf_counter()
-
-    _, summary = run(tmp_path, "algorithm=fedavg", "train.rounds=2", "output.checkpoint_every=1")
-
-    seconds = summary["seconds"]
-    assert slowed.calls >= 5  # two checkpoints and three tables
-    assert seconds["write"] >= 0.1 * slowed.calls
-    spent = seconds["train"] + seconds["evaluate"] + seconds["write"]
-    assert spent - 0.002 <= seconds["total"] <= time.perf_counter() - begin
-
-
 def test_two_processes_cannot_write_to_one_folder(unfinished):
     folder = RunFolder.reopen(unfinished)
     try:
-        with pytest.raises(UserError, match="another process"):
+        with pytest.raises(UserError, match=folder.path.name):
             lifecycle.resume(folder.path, Layer({}))
     finally:
         folder.close()
@@ -681,8 +515,7 @@ def test_full_disk_is_one_message_and_damages_no_file(tmp_path, monkeypatch, whe
             patch.setattr(metrics_file, "to_text", third_time_full(metrics_file.to_text))
         else:
             patch.setattr(files, "sync", full_for("clients.csv", files.sync))
-        said = "metrics.csv: No space left" if when == "metrics" else "No space left"
-        with pytest.raises(RunError, match=said):
+        with pytest.raises(RunError, match="No space left"):
             run(tmp_path / "b", "algorithm=fedavg", "output.checkpoint_every=1")
     [folder] = (tmp_path / "b").glob("*/*")
     assert not list(folder.rglob("*.part"))
@@ -692,18 +525,9 @@ def test_full_disk_is_one_message_and_damages_no_file(tmp_path, monkeypatch, whe
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 
 
-def test_checkpoint_is_not_a_pickle(tmp_path):
-    path, _ = run(tmp_path, "algorithm=fedavg")
-    content = (path / "checkpoints" / "last.safetensors").read_bytes()
-
-    size = int.from_bytes(content[:8], "little")
-    assert json.loads(content[8 : 8 + size])["__metadata__"]["format"] == checkpoint.FORMAT
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized", "ray", "auto"])
-def test_one_thread_is_the_default_on_every_machine(monkeypatch, engine):
+def test_one_thread_is_the_default_on_every_machine(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert with_device(config_of(f"engine.name={engine}").engine).threads == 1
+    assert with_device(config_of().engine).threads == 1
     assert with_device(config_of("engine.threads=2").engine).threads == 2
 
 
@@ -715,10 +539,7 @@ def test_resume_refuses_other_samples_with_the_same_labels_and_other_data(tmp_pa
     changed["train_images"].flat[0] += 1
     np.savez(data, **changed)
 
-    with pytest.raises(DataError, match=r"data .* differ from those that .*Restore"):
-        lifecycle.resume(folder, Layer({}))
-    write_npz(data, n=124)
-    with pytest.raises(DataError, match="differ from those that"):
+    with pytest.raises(DataError, match=folder.name):
         lifecycle.resume(folder, Layer({}))
 
 
@@ -730,28 +551,6 @@ def test_worker_resumes_with_samples_from_shared_memory(tmp_path):
     lifecycle.resume(folder, Layer({}), federation=shared)
 
     assert (folder / "summary.json").is_file()
-
-
-def test_report_is_one_page_without_external_resources(tmp_path):
-    with pictures_in_pages():
-        path, summary = run(tmp_path, "algorithm=fedproto")
-
-    page = (path / "report.html").read_text()
-    assert summary["weights_digest"] in page
-    assert "<svg" in page
-    assert "head: accuracy" in page
-    assert page.count("<script") == page.count("<script>") == 1  # sorts tables
-    for outside in ("<link", "src=", "@import", "import(", "fetch(", 'href="http'):
-        assert outside not in page
-
-
-def test_report_escapes_what_files_call_their_classes(tmp_path):
-    names = np.array(["<b>a</b>", "b", "c", "d"])
-    path, _ = run(tmp_path, f"data.path={write_npz(tmp_path / 'x.npz', class_names=names)}")
-
-    page = (path / "report.html").read_text()
-    assert "<b>a</b>" not in page
-    assert "&lt;b&gt;a&lt;/b&gt;" in page
 
 
 # Evaluating
@@ -770,16 +569,9 @@ class SpoilOne:
 
 def test_finetuning_whose_last_step_diverges_is_given_up_too(tmp_path):
     """A single step with a finite loss, after which the weights are not finite."""
-    silent = Silent()
     keys = ("algorithm=fedavg", "model=mlp", "algorithm.finetune_epochs=1", "train.rounds=1")
     step = ("train.batch_size=4096", "train.optimizer.lr=1e38", "train.optimizer.weight_decay=1e10")
-    items = [*SMALL, *keys, *step, f"output.dir={tmp_path}"]
-    config, origins = resolve([from_overrides(items)])
-
-    path = lifecycle.run(config, origins, [silent])
-
-    assert any("fine-tuning diverged" in note for note in silent.notes)
-    last = summary_of(path)["last"]["test"]
+    last = run(tmp_path, *keys, *step)[1]["last"]["test"]
     assert last["ft"]["accuracy"] == last["accuracy"]
 
 
@@ -807,23 +599,10 @@ def test_client_whose_finetuning_diverges_is_evaluated_without_it(all_fail, monk
     start = built.start().server
     given_up = [torch.equal(model["head.weight"], start["head.weight"]) for model in models]
     assert given_up == ([True] * 5 if all_fail else [False, False, True, False, False])
-    assert all("fine-tuning diverged" in text for text in notes)
     assert len(notes) == 2
 
 
 # Damage
-
-
-def test_show_of_a_damaged_run_is_one_message(tmp_path):
-    path, _ = run(tmp_path, "algorithm=local")
-    (path / "summary.json").write_text("{}")
-
-    with pytest.raises(DataError, match="has no `algorithm`"):
-        reading.read(path)
-    (path / "summary.json").unlink()
-    (path / "metrics.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match="UTF-8"):
-        reading.read(path)
 
 
 def test_resume_finds_data_that_moved(tmp_path, unfinished):
@@ -841,11 +620,10 @@ def test_dropped_statistics_make_no_global_model(tmp_path):
 
     assert "gm" in average["last"]["test"]
     assert "gm" not in drop["last"]["test"]
-    assert any("gm is not reported" in note for note in drop["notes"])
 
 
 @pytest.mark.one_of("place")
-@pytest.mark.parametrize("name", ["top1, val", 'a"', "a\nb", "a\u2028b", "", 3])
+@pytest.mark.parametrize("name", ["top1, val", "a\nb", 3])
 @pytest.mark.parametrize("place", ["aggregate", "deploy"])
 def test_names_that_metrics_csv_cannot_hold_are_refused(tmp_path, monkeypatch, place, name):
     """Of whatever a method gives a name to; the message says what does."""
@@ -864,36 +642,15 @@ def test_names_that_metrics_csv_cannot_hold_are_refused(tmp_path, monkeypatch, p
         run(tmp_path, "algorithm=named", "train.rounds=1", "evaluation.every=1")
 
     assert repr(name) in str(error.value)
-    assert place in str(error.value)
     assert not list(tmp_path.rglob("metrics.csv"))
 
 
-@pytest.mark.parametrize("value", ["much", None, torch.ones(2)])
+@pytest.mark.parametrize("value", ["much", torch.ones(2)])
 def test_a_metric_of_the_server_is_a_number(tmp_path, monkeypatch, value):
     class Valued(ALGORITHMS.find("fedavg")):
         def aggregate(self, state, results):
             return replace(super().aggregate(state, results), metrics={"share": value})
 
     monkeypatch.setitem(ALGORITHMS, "valued", Valued)
-    with pytest.raises(ConfigError, match=r"Valued.aggregate.*'share'.*number"):
+    with pytest.raises(ConfigError, match="'share'"):
         run(tmp_path, "algorithm=valued", "train.rounds=1")
-
-
-def test_merged_pool_has_no_common_metrics(tmp_path):
-    path, _ = run(tmp_path, "algorithm=fedavg", "partition.pool=merged")
-
-    assert not [row for row in rows(path) if row["split"] == "common"]
-
-
-def test_target_accuracy_is_that_of_the_test_parts_without_a_validation_part(tmp_path):
-    keys = ("algorithm=fedavg", "train.rounds=6", "evaluation.every=1", "train.optimizer.lr=0.1")
-    keys = (*keys, "partition.samples=null", "partition.split=[0.8,0,0.2]")
-    path, summary = run(tmp_path, *keys, "evaluation.target_accuracy=0.5")
-
-    test = metric_by_round(path, "test", "personal", "accuracy")
-    target = summary["target"]
-    assert target["round"] == min(number for number, value in test.items() if value >= 0.5)
-    assert target["split"] == "test"
-    assert any("counted by the test accuracy" in note for note in summary["notes"])
-    label = "test accuracy (there is no validation part) reached 0.5 in round"
-    assert label in (path / "report.html").read_text()

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torchvision.ops import StochasticDepth
 from tqdm import tqdm
 
 import flbench as fl
@@ -69,23 +68,6 @@ class Dropout(Net):
         return functional.dropout(h, 0.3, self.training)
 
 
-class Leaky(Net):
-    def make(self):
-        self.act = nn.RReLU()
-
-    def between(self, h):
-        return self.act(h - 0.5)
-
-
-class Attention(Net):
-    def make(self):
-        self.attend = nn.MultiheadAttention(4, 2, dropout=0.2, batch_first=True)
-
-    def between(self, h):
-        h = h.reshape(-1, 4, 4)
-        return self.attend(h, h, h)[0].flatten(1)
-
-
 class Recurrent(Net):
     def make(self):
         self.cells = nn.LSTM(4, 16, num_layers=2, dropout=0.3, batch_first=True)
@@ -111,16 +93,6 @@ class Numpy(Net):
         return h * (1 + 0.1 * float(np.random.rand()))
 
 
-class Rows(Net):
-    """Leaves out samples, as torchvision's nets do, and is random in place."""
-
-    def make(self):
-        self.depth = StochasticDepth(0.3, "row")
-
-    def between(self, h):
-        return self.depth(h) * torch.empty(len(h), 1, device=h.device).uniform_(0.9, 1.1)
-
-
 class Several(Net):
     """Draws in several ways; a subclass says in which ones."""
 
@@ -137,11 +109,11 @@ class Several(Net):
 
 
 class All(Several):
-    ways = (Dropout, Leaky, Attention, Recurrent, Noise, Depth, Numpy, Rows)
+    ways = (Dropout, Recurrent, Noise, Depth, Numpy)
 
 
 class Stackable(Several):
-    ways = (Dropout, Attention, Noise)
+    ways = (Dropout, Noise)
 
 
 class Counts(Net):
@@ -154,25 +126,6 @@ class Counts(Net):
         self.n += self.training
         self.drop.p = 0.5 if self.n > 4 else 0.0
         return self.drop(h) * (1 + 0.1 * self.n)
-
-
-class Hooks(Net):
-    def between(self, h):
-        if self.training:
-            self.body.register_forward_hook(lambda module, given, out: out * 1.1)
-        return h
-
-
-class Flag(Net):
-    """Warns once."""
-
-    def make(self):
-        self.warned = False
-
-    def between(self, h):
-        if not self.warned:
-            self.warned = True
-        return h
 
 
 class Assigned(Net):
@@ -221,29 +174,33 @@ def run(out, net, method="fedavg", engine="sequential", **train):
     return fl.run(method, model=net, **keys(out, engine, **train))
 
 
-@pytest.mark.parametrize("kind", [All, Flag])
-def test_a_run_depends_on_its_seed_alone(tmp_path, kind):
+def test_a_run_depends_on_its_seed_alone(tmp_path):
     found = []
     for seed in (1, 2):
         for seeds in (torch.manual_seed, np.random.seed, random.seed):
             seeds(seed)
-        found.append(run(tmp_path / str(seed), kind))
+        found.append(run(tmp_path / str(seed), All))
 
     assert found[0].digest == found[1].digest
     assert found[0].metrics.equals(found[1].metrics)
 
 
-@pytest.mark.parametrize("kind", [Recurrent, Depth, Numpy])
+@pytest.mark.parametrize("kind", [Recurrent, Depth, Numpy, Moving])
 def test_what_a_stack_of_clients_would_share_is_refused(tmp_path, kind):
-    assert "cannot" in refusal(tmp_path, kind, "vectorized")
+    """`Moving` counts rows of padding, which a batch that is not full has in a stack."""
+    assert refusal(tmp_path, kind, "vectorized")
     if kind is Recurrent:
         found = run(tmp_path / "auto", kind, "apfl", "auto", local_epochs=1)
         assert found.config.engine.name == "sequential"
+    if kind is Moving:
+        trained = run(tmp_path / "one", Moving)
+        assert trained.model(client=0, checkpoint="last").net.backbone.mean.any()
+        with pytest.raises(fl.UserError, match=r"`backbone\.mean`"):
+            trained.export(tmp_path / "x.safetensors", client=0)
 
 
-@pytest.mark.parametrize("kind", [Dropout, Assigned])
 def test_a_client_does_not_depend_on_those_that_the_same_process_trains_before(
-    tmp_path, kind, monkeypatch
+    tmp_path, monkeypatch
 ):
     results = {}
 
@@ -258,7 +215,7 @@ def test_a_client_does_not_depend_on_those_that_the_same_process_trains_before(
         return engine.net
 
     monkeypatch.setattr(Smoke, "check", check)
-    run(tmp_path, kind)
+    run(tmp_path, All)
 
     assert results[1] == results[3]
 
@@ -278,30 +235,18 @@ def test_a_resumed_run_draws_the_same(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_the_vectorized_engine_trains_random_layers_with_numbers_of_its_own(tmp_path):
-    """For batches that are not full, several blocks, and fine-tuning before evaluations."""
-    before = torch.get_rng_state(), random.getstate()
-    found = []
-    for number in range(2):
-        given = keys(tmp_path / str(number), local_epochs=1)
-        given["partition"] = fl.IID(clients=3, samples=70)
-        given["engine"] |= {"name": "vectorized", "block": 2, "precision": "64-true"}
-        found.append(fl.run("ft", model=Stackable, data="digits", **given).digest)
-
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1] == random.getstate()
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_layer_of_dropout_draws_from_the_seed(tmp_path, engine):
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.3), nn.Linear(16, 10))
+def test_random_layers_draw_from_the_seed_alone(tmp_path, engine):
+    """For batches that are not full, several blocks, and fine-tuning before evaluations."""
     digests = []
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(number)
-        given = keys(tmp_path / str(number), local_epochs=2)
-        given["engine"]["name"] = engine
-        digests.append(fl.run("fedavg", model=net, data="digits", seed=seed, **given).digest)
+        before = torch.get_rng_state()
+        given = keys(tmp_path / str(number), local_epochs=1)
+        given["partition"] = fl.IID(clients=3, samples=70)
+        given["engine"] |= {"name": engine, "block": 2}
+        digests.append(fl.run("ft", model=Stackable, data="digits", seed=seed, **given).digest)
+        assert torch.equal(before, torch.get_rng_state())
 
     assert digests[0] == digests[1] != digests[2]
 
@@ -327,18 +272,6 @@ def test_buffers_are_those_of_training_in_every_engine(tmp_path, kind):
         assert first[name] == 3 * epochs * rounds_done  # 24 samples of a client in batches of 8
 
 
-def test_a_statistic_over_a_batch_of_a_net_is_not_stacked(tmp_path):
-    """In a stack, a batch that is not full has rows of padding."""
-    assert "padding" in refusal(tmp_path, Moving, "vectorized")
-
-    trained = run(tmp_path / "one", Moving)
-    buffers = dict(trained.model(client=0, checkpoint="last").net.named_buffers())
-    assert buffers["backbone.mean"].any()
-    with pytest.raises(fl.UserError) as unsaved:
-        trained.export(tmp_path / "x.safetensors", client=0)
-    assert "`backbone.mean`" in str(unsaved.value)
-
-
 class Teacher(Net):
     """A layer that follows another one, which the user has frozen."""
 
@@ -362,7 +295,7 @@ class Makes(Net):
 @pytest.mark.parametrize(
     ("kind", "named"),
     [
-        *((kind, kind.__name__) for kind in (Counts, Hooks, Teacher)),
+        *((kind, kind.__name__) for kind in (Counts, Teacher)),
         (Makes, "late.weight"),
     ],
 )
@@ -385,9 +318,7 @@ class Late(Net):
 
 
 def test_an_exception_of_a_net_in_a_round_is_an_error_with_its_line(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"ValueError: a spike of the loss \(.*\.py:\d+\)"
-    ) as found:
+    with pytest.raises(ConfigError, match=r"a spike of the loss.*\.py:\d+") as found:
         run(tmp_path, Late)
     assert isinstance(found.value.__cause__, ValueError)
 
@@ -500,35 +431,28 @@ class Named(FedAvg):
         return context.out.logits + context.leaves[self.model].sum()
 
 
-WRONG = {  # names of a subclass: the name that the error has, and the place
-    "statistic": ({"statistic": "size"}, "sizes.n", "step 2 (Transform)"),
-    "entry of ctx": ({"entry": "sizes.k"}, "sizes.k", "step 2 (Transform)"),
-    "leaf": ({"leaf": "sized"}, "size", "`sends`"),
-    "sends": ({"sent": "sized"}, "sized", "`sends`"),
-    "keeps": ({"kept": "olds"}, "olds", "`keeps`"),
-    "masks": ({"masks": (("old", "helt"),)}, "helt", "`masks`"),
-    "mask of a message": ({"mask": "olds"}, "olds", "a Message has a mask"),
-    "reply": ({"reply": "olds"}, "olds", "`aggregate`"),
-    "reduce": ({"reduce": (("m", "sum"),)}, "n", "step 1 (Statistic)"),
-    "model": ({"model": "olds"}, "olds", "the model `personal`"),
+WRONG = {  # the names of a subclass, and the name that the error has
+    "entry of ctx": ({"entry": "sizes.k"}, "sizes.k"),
+    "statistic": ({"statistic": "size"}, "sizes.n"),
+    "sends": ({"sent": "sized"}, "sized"),
+    "keeps": ({"kept": "olds"}, "olds"),
+    "masks": ({"masks": (("old", "helt"),)}, "helt"),
+    "mask of a message": ({"mask": "olds"}, "olds"),
+    "reply": ({"reply": "olds"}, "olds"),
+    "reduce": ({"reduce": (("m", "sum"),)}, "n"),
+    "model": ({"model": "olds"}, "olds"),
 }
-LATER = {"statistic", "keeps"}  # they are tried in the second stage too
 
 
 @pytest.mark.parametrize(
-    ("case", "stage"), [(case, 0) for case in WRONG] + [(case, 1) for case in sorted(LATER)]
+    ("case", "stage"), [*((case, 0) for case in WRONG), ("statistic", 1), ("keeps", 1)]
 )
 def test_a_name_that_nothing_writes_is_an_error_before_the_first_round(case, stage):
-    values, name, place = WRONG[case]
+    values, name = WRONG[case]
     kind = type("Misspelt", (Named,), {**values, "stage": stage})
 
-    with pytest.raises(UnknownNameError) as caught, method_named("misspelt", kind):
+    with pytest.raises(UnknownNameError, match=f"`{name}`"), method_named("misspelt", kind):
         build("algorithm=misspelt", "train.rounds=2")
-
-    assert f"`{name}`" in str(caught.value)
-    assert place in str(caught.value)
-    assert "`algorithm.name=misspelt`" in str(caught.value)
-    assert case == "model" or ("`main`" if stage else "`warm`") in str(caught.value)
 
 
 class Messages(FedAvg):
@@ -551,19 +475,17 @@ class Messages(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "name"),
     [
-        ({"dispatched": slice(1)}, r"`tag` has the shape \[1\].* \[\d+, \.\.\.\]"),
-        ({"dispatched": None}, r"`tag` has the shape \[1, \d+\].* \[\d+, \.\.\.\]"),
-        ({"replied": slice(1)}, r"a reply in which `own` has the shape \[1, 2\]"),
-        ({"replied": (slice(None), 0)}, r"a reply in which `own` has the shape \[\d+\]"),
+        *(({"dispatched": rows}, "tag") for rows in (slice(1), None)),
+        *(({"replied": rows}, "own") for rows in (slice(1), (slice(None), 0))),
     ],
 )
-def test_messages_have_a_row_for_each_client(values, words, tmp_path):
+def test_messages_have_a_row_for_each_client(values, name, tmp_path):
     """Rows that PyTorch would broadcast, or that belong to other clients, are refused."""
     kind = type("Wrong", (Messages,), values)
 
-    with method_named("wrong", kind), pytest.raises(ConfigError, match=words):
+    with method_named("wrong", kind), pytest.raises(ConfigError, match=f"`{name}`"):
         small_run(tmp_path, "algorithm=wrong", "train.rounds=2", "engine.name=vectorized")
 
 
@@ -660,9 +582,9 @@ def refusal(out, net="mlp", engine="sequential", **train):
     return str(found.value)
 
 
-@pytest.mark.parametrize(("net", "word"), [(Clock, "clock"), (Outside, "generator")])
-def test_a_net_that_depends_on_something_outside_is_refused(tmp_path, net, word):
-    assert word in refusal(tmp_path, net)
+@pytest.mark.parametrize("net", [Clock, Outside])
+def test_a_net_that_depends_on_something_outside_is_refused(tmp_path, net):
+    assert net.__name__ in refusal(tmp_path, net)
 
 
 def test_a_term_that_keeps_a_log_trains(tmp_path):
@@ -695,11 +617,6 @@ class Module(lightning.LightningModule):
 
 class ClockModule(Module):
     between = Clock.between
-
-
-def test_a_lightning_module_that_depends_on_something_outside_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="clock"):
-        fl.federate(ClockModule(), "digits", method="fedavg", **keys(tmp_path))
 
 
 class OwnMethod(FedAvg):
@@ -754,25 +671,14 @@ class KeepsMomentum(OwnMethod):
 
 
 @pytest.mark.parametrize(
-    ("method", "word"),
-    [
-        (DrawsInAggregate, "generator"),
-        (DrawsInDispatch, "clock"),
-        (DrawsInInit, "generator"),
-        (DrawsWhenMade, "twice"),
-        (KeepsMomentum, "earlier calls"),
-    ],
+    "method", [DrawsInAggregate, DrawsInDispatch, DrawsInInit, DrawsWhenMade, KeepsMomentum]
 )
-def test_a_method_whose_server_depends_on_something_outside_its_state_is_refused(
-    tmp_path, method, word
-):
+def test_a_method_whose_server_depends_on_something_outside_its_state_is_refused(tmp_path, method):
     # With many clients, two draws are hardly ever equal.
     many = keys(tmp_path / "out") | {"partition": fl.IID(clients=60, samples=600)}
-    with pytest.raises(ConfigError) as found:
-        fl.run(method, data="digits", **many)
 
-    assert word in str(found.value)
-    assert f"`{method.__name__.lower()}`" in str(found.value)
+    with pytest.raises(ConfigError, match=f"`{method.__name__.lower()}`"):
+        fl.run(method, data="digits", **many)
     assert not (tmp_path / "out").exists()
 
 
@@ -845,9 +751,9 @@ class WeightsDraw(Module):
             self.fc.weight += np.random.default_rng().random()
 
 
-@pytest.mark.parametrize("kind", [StepDraws, WeightsDraw])
+@pytest.mark.parametrize("kind", [StepDraws, WeightsDraw, ClockModule])
 def test_a_class_of_lightning_modules_with_random_numbers_of_its_own_is_refused(tmp_path, kind):
-    with pytest.raises(ConfigError, match=f"`{kind.__name__}`.* random generator of its own"):
+    with pytest.raises(ConfigError, match=f"`{kind.__name__}`"):
         fl.federate(kind, "digits", method="fedavg", **keys(tmp_path))
 
 
@@ -896,31 +802,6 @@ class WeighsOne(OwnMethod):
         return super().weights(results)[:1]
 
 
-class WeighsBelowZero(OwnMethod):
-    def weights(self, results):
-        return -super().weights(results)
-
-
-class AddsRows(OwnMethod):
-    def terms(self):
-        return (*super().terms(), RowLosses())
-
-
-@dataclass(frozen=True)
-class RowLosses:
-    """A term with a value for each sample, or with none."""
-
-    weight: float | str = 1.0
-
-    def __call__(self, context):
-        return context.out.logits.mean(1)
-
-
-class BeginsWithTwoRows(OwnMethod):
-    def init(self, start):
-        return super().init(start)[0], {"kept": torch.zeros(2)}
-
-
 class CountsInATerm(OwnMethod):
     def terms(self):
         return (*super().terms(), CountingTerm())
@@ -944,11 +825,6 @@ class TakesTwice(OwnMethod):
         return torch.tensor([0, 0, 1])
 
 
-class TakesUnknown(OwnMethod):
-    def cohort(self, state, draw):
-        return super().cohort(state, draw) + 1
-
-
 class DispatchesInPlace(OwnMethod):
     def dispatch(self, state, ids):
         for value in state.server.values():
@@ -959,17 +835,8 @@ class DispatchesInPlace(OwnMethod):
 @pytest.mark.parametrize(
     "method",
     [
-        Raises,
-        BeginsWithTwoRows,
-        CountsInATerm,
-        TakesTwice,
-        TakesUnknown,
-        DispatchesInPlace,
-        ReturnsRows,
-        WeighsByLosses,
-        WeighsOne,
-        WeighsBelowZero,
-        AddsRows,
+        *(Raises, CountsInATerm, TakesTwice, DispatchesInPlace),
+        *(ReturnsRows, WeighsByLosses, WeighsOne),
     ],
 )
 def test_what_a_method_returns_is_checked_before_it_counts(tmp_path, method):
@@ -987,16 +854,16 @@ class HasNotMeasured(OwnMethod):
         server, clients = super().init(start)
         return {**server, "best": torch.tensor(float("nan"))}, clients
 
-    def dispatch(self, state, ids):
-        return super().dispatch(state, ids)
-
     def terms(self):
         return (*super().terms(), KeepsDimension())
 
 
-class KeepsDimension(RowLosses):
+@dataclass(frozen=True)
+class KeepsDimension:
+    weight: float = 1.0
+
     def __call__(self, context):
-        rows = super().__call__(context) * context.batch.mask
+        rows = context.out.logits.mean(1) * context.batch.mask
         return (rows / context.batch.mask.sum()).sum(0, keepdim=True)
 
 

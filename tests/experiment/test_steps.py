@@ -10,7 +10,7 @@ import flbench as fl
 
 EPOCHS = 3
 PASSES = {  # over the samples of a client in a round, with three epochs
-    **dict.fromkeys(["fedavg", "fedprox", "fedper", "local", "scaffold", "hfcd", "moon"], 3),
+    **dict.fromkeys(["fedavg", "hfcd"], 3),
     "apfl": 3,  # both models in one phase
     "fedrep": 2 + 1,  # the head, then the body
     "ditto": 3 + 3,  # the global model, then the personal one
@@ -18,6 +18,7 @@ PASSES = {  # over the samples of a client in a round, with three epochs
 STEPS = {"apfl": 1}  # beside those passes: the weight alpha, at the beginning of a round
 
 
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("method", PASSES)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_steps_are_those_of_a_count_by_hand(method, engine, tmp_path):

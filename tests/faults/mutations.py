@@ -26,53 +26,35 @@ from flbench.comparison.archive import KNOWN
 MODULE: Final = "flbench_fuzz_module"
 """A module that no command may import."""
 NAMES: Final = (
+    *("<img src=x onerror=alert(1)>", "$\\frac{1}{0$", "a\x1b[31mb\x9b2J", "a\nb", "", "\u202e"),
     *(
-        "<img src=x onerror=alert(1)>",
-        "$\\frac{1}{0$",
-        "a\x1b[31mb\x9b2J",
-        "a\nb",
-        "",
+        "../../x",
+        "/etc/passwd",
+        "x" * 3000,
+        "\ud800",
+        "\0",
+        "R&D",
+        "👩‍🔬",
+        "القلب",
+        "=1+1",
+        "-",
         " ",
-        "\u202e",
     ),
-    *("../../x", "/etc/passwd", "x" * 3000, "\ud800", "\0", "R&D", "Zoë", "👩‍🔬", "القلب", "=1+1"),
-    *("[x](javascript:y)", "`<b>`", "%s{}{0}", "{{ 7*7 }}", "\\input{x}", "nan", "1e999", "-"),
-    *(f"{MODULE}:run", f"{MODULE}.run", "os:system", "subprocess:run", "file:///home/me/x"),
+    *("[x](javascript:y)", "`<b>`", "%s{}{0}", "{{ 7*7 }}", "\\input{x}", "nan", "1e999", "~", "*"),
+    *(f"{MODULE}:run", f"{MODULE}.run", f"./{MODULE}.py:run", "os:system", "file:///home/me/x"),
+    *("torch:load", "builtins:exec", "http://127.0.0.1:9", "javascript:alert(1)", "@SUM(1)"),
+    *("</script><script>alert(1)</script>", '"><svg onload=alert(1)>', "'onmouseover='alert(1)"),
+    *("<a href=javascript:alert(1)>x</a>", "]]><!--", "![x](x:y)", "| a | b |", "```", "# x"),
+    *("<style>*{}", "\u2066a\u2069", "\u2028", "\ufeff", "a" + "\u0301" * 50, "\x9d0;x\x9c", "\r"),
     *(
-        f"{MODULE}.py:run",
-        f"./{MODULE}.py:run",
-        "torch:load",
-        "builtins:exec",
-        "http://127.0.0.1:9",
-    ),
-    *("</script><script>alert(1)</script>", '"><svg onload=alert(1)>', "javascript:alert(1)"),
-    *("'onmouseover='alert(1)", "<a href=javascript:alert(1)>x</a>", "]]><!--", "&lt;img&gt;"),
-    *("[x](javascript:alert(1))", "![x](x:y)", "| a | b |", "```", "---", "# x", "<style>*{}"),
-    *(
-        "\u2066a\u2069",
-        "\u200f",
-        "\u061c",
-        "\u2028",
-        "\ufeff",
-        "\u200b",
-        "a" + "\u0301" * 50,
-        "\x85",
-    ),
-    *("\x9d0;x\x9c", "\x1b]0;x\x07", "\r", "\t", "\x7f", "\x1b[6n", "\ud83d", "\U0010ffff"),
-    *("$(touch x)", "`touch x`", "; touch x", "%n", "\\write18{touch x}", "^^5cinput", "@SUM(1)"),
-    *(
+        "$(touch x)",
+        "; touch x",
+        "\\write18{touch x}",
+        "^^5cinput",
         "personal",
-        "accuracy",
         "best",
-        "last",
-        "test",
-        "fedavg",
-        "con",
-        ".",
         "..",
-        "~",
-        "*",
-        "a" * 255,
+        "con",
     ),
 )
 NUMBERS: Final = (
@@ -218,18 +200,8 @@ def yaml_line(draw: Draw, file: Path, _: Path) -> str:
 
 
 YAML: Final = (
-    *("!!python/object/apply:os.system ['touch x']", "&a [*a]", "*a", "!!int x", "!!binary x"),
-    *(
-        "!!set {a}",
-        "0x10",
-        "010",
-        "1:30",
-        "2026-01-01",
-        "|\n  a\n  b",
-        "{a: 1, a: 2}",
-        "{<<: {a: 1}}",
-    ),
-    *("[" * 100, "'", "\t", "%YAML 1.1", "&a [x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]"),
+    *("!!python/object/apply:os.system ['touch x']", "&a [*a]", "*a", "!!int x", "0x10", "[" * 100),
+    *("|\n  a\n  b", "{a: 1, a: 2}", "{<<: {a: 1}}", "'", "\t", "%YAML 1.1", "1:30"),
 )
 """YAML that `json.dumps` does not write."""
 
@@ -262,9 +234,6 @@ HEADERS: Final = (
     "{'descr': '<i4', 'fortran_order': False, 'shape': (-1, 3)}",
     "{'descr': [('a', '<i4', (99999, 99999))], 'fortran_order': 0, 'shape': (3,)}",
     "{'descr': '|O', 'fortran_order': False, 'shape': (3,)}",
-    "{'descr': '<i4', 'fortran_order': False, 'shape': (0, 99999999999999999999)}",
-    "{'descr': '<i4', 'shape': (3,)}",
-    "{'descr': '|S0', 'fortran_order': False, 'shape': (99999999999,)}",
     "__import__('os')",
     "(" * 5000,
 )
@@ -281,20 +250,15 @@ def npz_array(draw: Draw, file: Path, _: Path) -> str:
     if not entries:
         return "nothing"
     name = draw(st.sampled_from(sorted(entries)))
-    kinds = ("array", "pickle", "header", "cut", "bomb", "twice", "name", "add", "size")
+    kinds = ("array", "pickle", "header", "cut", "bomb", "name", "add")
     what = draw(st.sampled_from(kinds))
     content = entries[name]
     if what == "array":
-        shape = draw(st.sampled_from(((), (0,), (3,), (3, 3), (2, 5), (0, 3), (1, 2, 3), (10**5,))))
+        shape = draw(st.sampled_from(((), (0,), (3,), (3, 3), (0, 3), (1, 2, 3), (10**5,))))
         kind = draw(
-            st.sampled_from(("i1", "u8", "f4", "f8", "?", "U3", "S3", "c16", "M8[s]", ">i4", "V3"))
+            st.sampled_from(("i1", "u8", "f4", "?", "U3", "S3", "c16", "M8[s]", ">i4", "V3"))
         )
-        number = draw(st.sampled_from((0, -1, 1, 255)))
-        try:
-            array = np.full(shape, number).astype(kind)
-        except (TypeError, ValueError):
-            array = np.zeros(shape, kind)
-        content = _npy(array)
+        content = _npy(np.zeros(shape, kind) + (kind == "i1"))
     elif what == "pickle":
         content = _npy(np.array([{"a": 1}], object))
     elif what == "header":
@@ -305,8 +269,6 @@ def npz_array(draw: Draw, file: Path, _: Path) -> str:
         content = content[: draw(st.integers(0, len(content)))]
     elif what == "bomb":
         content = _npy(np.zeros((2**22, 3), np.int32))
-    elif what == "size":
-        content += bytes(draw(st.integers(1, 100)))
     target = name
     if what in ("name", "add"):
         target = draw(names).replace("\0", "") or "x"
@@ -316,11 +278,6 @@ def npz_array(draw: Draw, file: Path, _: Path) -> str:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new_file:
         for one, bytes_of in entries.items():
             new_file.writestr(one.encode("utf-8", "replace").decode(), bytes_of)
-            if what == "twice" and one == name:
-                new_file.fp.flush()
-                info = zipfile.ZipInfo(one)
-                new_file.NameToInfo.pop(one, None)
-                new_file.writestr(info, _npy(np.zeros(3)))
     return f"{what} of {name}"
 
 
@@ -463,16 +420,8 @@ def _entry(draw: Draw, entry: tarfile.TarInfo, form: int) -> str:
             st.sampled_from(
                 (
                     *(f"{name[:90]}/{where.name}", f"../{where.name}", f"/tmp/{where.name}"),
-                    *(
-                        f"{where.parent}/{name[:90]}",
-                        "a/" * 40 + where.name,
-                        f"{where}/{where.name}",
-                    ),
-                    *(
-                        f"{where.parent}/../../{where.name}",
-                        f"./{where}",
-                        f"{where.parent}//{where.name}",
-                    ),
+                    *(f"{where.parent}/{name[:90]}", "a/" * 40 + where.name, f"./{where}"),
+                    *(f"{where}/{where.name}", f"{where.parent}/../../{where.name}"),
                 )
             )
         )

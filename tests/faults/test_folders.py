@@ -17,7 +17,6 @@ import shutil
 import signal
 import sys
 import tarfile
-from collections import Counter
 from contextlib import contextmanager, suppress
 from functools import cache
 from html.parser import HTMLParser
@@ -69,11 +68,6 @@ def fuzzed(test):
         drawn = settings(max_examples=50, **shared)(test)
         while monotonic() < begin + SECONDS / TESTS:
             drawn(*args, **kwargs)
-        name = test.hypothesis.inner_test.__qualname__.partition(".")[0]
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        said = f"{name}: {ended['examples']} examples, {monotonic() - begin:.0f} s, {peak} MiB"
-        print(said, dict(ended), file=sys.__stdout__, flush=True)
-        ended.clear()
 
     return repeated
 
@@ -115,9 +109,6 @@ def module(tmp_path, monkeypatch):
     (tmp_path / "modules" / f"{mutations.MODULE}.py").write_text("def run(*a, **k):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path / "modules")
 
-
-ended = Counter()
-"""Number of calls by the way in which they ended."""
 
 happened = []
 """What an example has done that reading must not do; None while nobody watches."""
@@ -182,7 +173,6 @@ def bounded(root, allowed, *, limit=LIMIT):
     assert not happened
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
     assert used < MEMORY / 1024 or sys.platform != "linux"  # in KiB
-    ended["examples"] += 1
 
 
 class Page(HTMLParser):
@@ -221,7 +211,6 @@ def check_page(content):
 def called(capsys, *arguments):
     """Call a command; check how it ends, and what it prints."""
     code = app.main([str(one) for one in arguments])
-    ended[arguments[0], code] += 1
     said = capsys.readouterr()
     printed = said.out + said.err
     assert code in ((0, 1, 2) if arguments[0] == "run" else (0, 2)), (arguments, code, said.err)

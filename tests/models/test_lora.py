@@ -13,7 +13,6 @@ from flbench.models import freezing
 from flbench.models.base import build, describe
 from flbench.models.lenet5 import LeNet5Config
 from tests.installed import needs
-from tests.support import config_of
 
 pytestmark = needs("peft")
 
@@ -42,6 +41,10 @@ def short(out, model, method="fedper", engine="sequential"):
         output={"dir": out},
         progress=False,
     )
+
+
+GROUPED = (nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1, groups=4))
+"""Convolutions, the second of which can have no adapter."""
 
 
 class ByHand(nn.Module):
@@ -115,47 +118,12 @@ def test_export_holds_the_adapters(tmp_path):
         (base(), {"rank": 2, "targets": ["fc9"]}, r"model\.lora\.targets"),
         (base(), {"rank": 2, "targets": ["3"]}, r"model\.lora\.targets"),  # the head
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), {"rank": 2}, r"model\.lora\.rank"),
+        (nn.Sequential(*GROUPED, nn.Flatten(), nn.Linear(144, 10)), {"rank": 2}, "targets"),
     ],
 )
 def test_targets_without_a_layer_are_refused(net, keys, key):
     with pytest.raises(ConfigError, match=key):
         made(net, **keys)
-
-
-class Padded(nn.Conv2d):
-    """A convolution with a constructor of its own, which cannot make the factor of an adapter."""
-
-    def __init__(self, channels, size):
-        super().__init__(1, channels, 3)
-        assert size is not None
-
-    def forward(self, x):
-        return super().forward(x)
-
-
-@pytest.mark.parametrize(
-    "layer", [Padded(4, 8), nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 1, groups=4))]
-)
-def test_layers_that_can_have_no_adapter_are_named(layer):
-    net = nn.Sequential(layer, nn.Flatten(), nn.Linear(144, 10))
-    with pytest.raises(ConfigError, match=r"`model\.lora\.rank=2`.*model\.lora\.targets"):
-        made(net, rank=2)
-
-
-def test_adapters_and_freezing_exclude_each_other():
-    with pytest.raises(ConfigError, match=r"leave `model\.freeze` out"):
-        build(
-            LeNet5Config(name="lenet5", freeze="backbone", lora=LoraConfig(rank=1)),
-            SHAPE,
-            10,
-            seed=0,
-        )
-
-
-def test_hash_counts_the_adapters():
-    plain = config_of().hash()
-    assert config_of("model.lora.rank=4").hash() != plain
-    assert config_of("model.lora.rank=4").hash() != config_of("model.lora.rank=2").hash()
 
 
 class Lit(lightning.LightningModule):
@@ -184,13 +152,6 @@ def test_the_head_of_a_lightning_module_trains_and_has_no_adapter():
     assert spec.names("head") == {"module.net.3.weight", "module.net.3.bias"}
     assert [one.layer for one in spec.adapters] == ["module.net.1"]
     assert spec.names("lora_A") | spec.names("lora_B") == spec.names("backbone")
-
-
-def test_factors_of_a_net_without_adapters_are_refused_with_the_key():
-    spec = describe(build(LeNet5Config(name="lenet5"), SHAPE, 10, seed=0), SHAPE)
-    assert spec.adapters == ()
-    with pytest.raises(ConfigError, match=r"`lora_A`.*`model\.lora\.rank=8`"):
-        spec.names("lora_A")
 
 
 def test_rank_is_at_most_that_of_the_weight():

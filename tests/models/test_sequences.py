@@ -1,7 +1,6 @@
 """The nets for series and tokens, compared with PyTorch's modules."""
 
 import lightning
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -146,9 +145,3 @@ def test_embedding_of_the_user_has_a_row_for_each_token(is_lightning):
     built(30)
     with pytest.raises(ConfigError, match=r"model\.name=object"):
         built(29)
-
-
-def test_smallest_series_is_taken():
-    net = make("cnn1d", {}, (9, 28))
-
-    assert net(torch.from_numpy(np.ones((2, 9, 28), np.float32))).logits.shape == (2, 4)
