@@ -1,8 +1,7 @@
 """The key `train.terms`: entries, errors, and the hash of configurations with and without it."""
 
 from flbench.config.resolve import resolve
-from flbench.config.sources import from_file, from_overrides
-from flbench.core.plain_yaml import to_yaml
+from flbench.config.sources import from_overrides
 from flbench.core.registry import TERMS
 
 
@@ -25,8 +24,6 @@ def test_every_registered_term_has_the_keys_of_its_configuration():
         assert term.weight == 1.0
         for key in set(type(entry).model_fields) - {"name", "instead"}:
             assert getattr(term, key) == getattr(entry, key)
-
-
 
 
 def test_terms_count_for_the_hash():
