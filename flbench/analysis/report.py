@@ -28,6 +28,8 @@ FRAMES: Final = (
 """Names of the tables of an Analysis that are DataFrames, and of their CSV files."""
 FACTS: Final = ("methods", "places", "repetitions", "vary", "metric", "baseline")
 FOLDERS: Final = ("tables", "pictures")
+NOT_IN_LATEX: Final = ("classes", "clients")
+"""Tables with a row for each class or client, and a column for each method, which no paper has."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,14 @@ def _page(analysis: Analysis | None, extra: Extra | None) -> Page:
 
 
 def latex_of(analysis: Analysis) -> dict[str, str]:
-    """Return all tables as LaTeX, by name; a table without rows is left out."""
+    """Return tables as LaTeX, by name, but those of `NOT_IN_LATEX` and those without rows."""
     comparison = analysis.comparison
     comments = "".join(f"% {one_line(sentence)}\n" for sentence in comparison.warnings)
     warning = "" if comparison.apart is None else f"Not comparable: {comparison.apart}."
     found = {}
     for name, table in shown.TABLES.items():
+        if name in NOT_IN_LATEX:
+            continue
         places = comparison.places[:1] if name == "ranks" else comparison.places
         tables = [one for place in places for one in table(analysis, place)]
         parts = [render.latex(one, warning) for one in tables if one.rows]

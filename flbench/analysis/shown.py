@@ -246,6 +246,7 @@ def rare(analysis: Analysis, place: str) -> Iterator[Shown]:
         f"{more}); macro F1 is the mean over all classes. Means over repetitions, {HALF}."
         + (f" {OF_SOME} Their mean can differ from rare recall and rare F1." if lacks else ""),
         place,
+        screen=[key for key in columns if key not in RARE_METRICS],
     )
 
 
@@ -256,13 +257,14 @@ def _by_method(
     known: Mapping[tuple[str, str], Any],
     about: str,
     place: str,
+    screen: Sequence[str] = (),
 ) -> Shown:
     """Return a table with a row for each method, of values by method and key of a column."""
     rows = [
         {"method": method, **{key: known.get((method, key)) for key in columns}}
         for method in methods
     ]
-    return Shown(title, {"method": Column("method"), **columns}, rows, about, place, fixed=1)
+    return Shown(title, {"method": Column("method"), **columns}, rows, about, place, screen=screen)
 
 
 def scores(analysis: Analysis, place: str) -> Iterator[Shown]:
@@ -472,7 +474,6 @@ def _beside(
         ],
         about + (f" {more:,} more {what} are in tables/{file}.csv." if more > 0 else ""),
         place,
-        fixed=len(columns),
     )
 
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from textwrap import wrap
 from typing import Any, Final
 
@@ -13,7 +12,6 @@ from flbench.reports.terminal import open_console
 PACKAGES: Final = "% \\usepackage{amsmath,booktabs,graphicx,longtable}\n"
 """What a document needs for the tables."""
 LONGEST: Final = 40  # rows of a table on one page of LaTeX
-MOST_BESIDE: Final = 5  # columns of a divided table beside those that each part has
 MINUS: Final = "\N{MINUS SIGN}"
 SIGN: Final = re.compile(r"(?<![\w.])-(?=\d)")
 """The sign of a negative number, which LaTeX prints as a hyphen outside of formulas."""
@@ -123,35 +121,18 @@ def console(table: Shown, *, is_whole: bool = False) -> None:
 
 
 def latex(table: Shown, warning: str = "") -> str:
-    """Return a table as LaTeX: as several ones if it is too wide, over several pages if it is long.
+    """Return a table as LaTeX; a long one is over several pages.
 
     Args:
         table: The table.
         warning: Sentence at the end of the caption.
     """
     caption = " ".join(filter(None, [f"{table.heading}.", table.about, table.legend, warning]))
-    return "".join(_tabular(part, in_latex(caption)) for part in _divided(table))
-
-
-def _divided(table: Shown) -> Iterator[Shown]:
-    """Yield a table of many columns as several ones of about equal width."""
-    keys = [key for key in table.used if key not in table.screen]
-    first = [*table.columns][: table.fixed]
-    fixed, others = ([key for key in keys if (key in first) is flag] for flag in (True, False))
-    count = -(-len(others) // MOST_BESIDE) if fixed else 1
-    for part in range(count):
-        begin, end = len(others) * part // count, len(others) * (part + 1) // count
-        shown = [*fixed, *others[begin:end]]
-        yield replace(table, columns={key: table.columns[key] for key in shown})
-
-
-def _tabular(table: Shown, caption: str) -> str:
-    """Return a table with its caption."""
     import pandas as pd
 
-    columns = table.used
+    columns = {key: one for key, one in table.used.items() if key not in table.screen}
     rows = [
-        {key: f"{cell}*" if "apart" in table.mark(k, key) else cell for key, cell in row.items()}
+        {key: f"{row[key]}*" if "apart" in table.mark(k, key) else row[key] for key in columns}
         for k, row in enumerate(table.cells(is_paper=True))
     ]
     cells = pd.DataFrame(rows, columns=list(columns))
@@ -168,7 +149,7 @@ def _tabular(table: Shown, caption: str) -> str:
         .apply(lambda _: styles, axis=None)
         .to_latex(
             hrules=True,
-            caption=caption,
+            caption=in_latex(caption),
             column_format="".join("l" if one.is_text else "r" for one in columns.values()),
             environment="longtable" if is_long else "table",
             position_float=None if is_long else "centering",

@@ -92,8 +92,6 @@ class Shown:
             not tell it from the best), `apart` (it differs significantly from the reference).
         legend: What the marks mean, for HTML and LaTeX, which have them.
         screen: Keys that LaTeX leaves out, because a paper has no room for them.
-        fixed: Number of the first columns that each part has of a table that LaTeX divides because
-            it is wide; 0 for a table that is not divided.
     """
 
     kind: ClassVar = "table"
@@ -105,7 +103,6 @@ class Shown:
     marks: Mapping[tuple[int, str], str] | None = None
     legend: str = ""
     screen: Sequence[str] = ()
-    fixed: int = 0
 
     @property
     def heading(self) -> str:

@@ -84,37 +84,36 @@ def test_the_best_is_named_with_what_the_tests_tell():
     assert {"700 B", "10 B"} <= {*re.findall(r"[0-9]+ B", second)}
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_few_repetitions_support_no_claim(n):
-    first, _ = say({"b": (0.9, 10), "fedavg": (0.8, 20)}, {("b", "fedavg"): NONE}, n=n)
-
-    assert parts(first) == [["b"], []]
-    assert "no claim" in first
+ALL = [["b"], ["b", "c", "d"]]
 
 
-def test_pairs_without_a_test_are_named():
-    rows = {"b": (0.9, 10), "c": (0.8, 10), "d": (0.7, 10)}
+@pytest.mark.parametrize(
+    ("means", "verdicts", "n", "named"),
+    [
+        ([0.9, 0.8], {"bc": NONE}, 1, [["b"], []]),  # no claim is supported
+        (
+            [0.9, 0.8, 0.7],
+            {"bc": BETTER, "bd": NONE, "cd": NONE},
+            5,
+            [["b"], ["b", "c"], ["b", "d"]],
+        ),
+        ([0.9, 0.8, 0.7], {}, 5, ALL),  # the methods share no repetition
+        ([0.9, 0.8], {"bc": "worse"}, 5, [["b"], ["b", "c"]]),  # over the repetitions of both
+        ([0.9, 0.9, 0.8], {"bc": NONE}, 1, [["b", "c"], []]),
+        ([0.9, 0.9, 0.8], {"bc": NONE}, 5, [["b", "c"], ["b", "c", "d"]]),
+        ([0.0, 0.0, 0.0], {"bc": NONE}, 5, [["b", "c", "d"]]),
+    ],
+)
+def test_each_method_is_named_with_what_the_tests_tell_of_it(means, verdicts, n, named):
+    rows = {name: (mean, 10) for name, mean in zip("bcd", means, strict=False)}
 
-    first, _ = say(rows, {("b", "c"): BETTER, ("b", "d"): NONE, ("c", "d"): NONE})
-    assert parts(first) == [["b"], ["b", "c"], ["b", "d"]]
-    first, _ = say(rows, {})  # the methods share no repetition
-    assert parts(first) == [["b"], ["b", "c", "d"]]
-    assert "better" not in first
-    # The best mean may lose over the repetitions that both have.
-    first, _ = say({"b": (0.9, 10), "c": (0.8, 10)}, {("b", "c"): "worse"})
-    assert "better" not in first
-    assert parts(first)[1] == ["b", "c"]
+    first, _ = say(rows, {tuple(pair): verdict for pair, verdict in verdicts.items()}, n=n)
+
+    assert parts(first) == named
+    assert ("better than" in first) == (BETTER in verdicts.values())
 
 
-@pytest.mark.parametrize("n", [1, 5])
-def test_methods_with_equal_means_are_all_named(n):
-    first, _ = say({"b": (0.9, 10), "c": (0.9, 10), "d": (0.8, 10)}, {("b", "c"): NONE}, n=n)
-    assert parts(first)[0] == ["b", "c"]
-    first, _ = say({"b": (0.0, 10), "c": (0.0, 10), "d": (0.0, 10)}, {("b", "c"): NONE}, n=n)
-    assert parts(first) == [["b", "c", "d"]]
-
-
-def over_places(values, n=5, count=None):
+def over_places(values, n=5):
     """The sentences about several places; values: method -> place -> mean."""
     places = tuple(dict.fromkeys(place for some in values.values() for place in some))
     boards = []
@@ -136,21 +135,12 @@ def test_places_are_compared_by_ranks():
 
     assert parts(first) == [["b"], ["b", "d"]]  # the second has rank 2, too near to both
     assert "80 B" in second
-    assert "no claim" in over_places(values, n=2)[0]
+    assert parts(over_places(values, n=2)[0]) == [["b"], []]
     equal = {"b": {"p": 0.9, "q": 0.8}, "c": {"p": 0.8, "q": 0.9}, "d": {"p": 0.7, "q": 0.7}}
     assert parts(over_places(equal)[0])[0] == ["b", "c"]
-
-
-def test_ranks_that_do_not_differ():
-    values = {
-        "b": {"p": 0.9, "q": 0.1, "r": 0.9},
-        "c": {"p": 0.8, "q": 0.8, "r": 0.8},
-        "d": {"p": 0.7, "q": 0.7, "r": 0.95},
-        "hfcd": {"p": 0.5},
-    }
-
-    first, *each, _ = over_places(values)
-
-    assert "no significant difference" in first
-    assert parts(first)[-1] == ["hfcd"]
+    # Ranks that do not differ, and a method that lacks places.
+    ends = {"b": (0.9, 0.1, 0.9), "c": (0.8, 0.8, 0.8), "d": (0.7, 0.7, 0.95)}
+    mixed = {name: dict(zip("pqr", own, strict=True)) for name, own in ends.items()}
+    first, *each, _ = over_places(mixed | {"hfcd": {"p": 0.5}})
+    assert parts(first)[1:] == [[], ["hfcd"]]
     assert [sentence.split(" with ")[0] for sentence in each] == ["On p", "On q", "On r"]

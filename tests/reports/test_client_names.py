@@ -59,7 +59,7 @@ def federation(data: Path, **partition):
 
 
 @pytest.mark.slow
-def test_tables_of_a_run_have_the_names(folder):
+def test_tables_report_and_terminal_have_the_names(folder, capsys):
     for file, count in (("clients.csv", 3), ("predictions.csv", 24)):
         with (folder / file).open() as lines:
             rows = list(csv.DictReader(lines))
@@ -71,26 +71,15 @@ def test_tables_of_a_run_have_the_names(folder):
         last = [row for row in rows if row.get("moment", "last") == "last"]
         assert len(last) == count
     assert reading.read(folder).clients["name"].tolist()[:3] == list(NAMES)
-
-
-@pytest.mark.slow
-def test_report_and_terminal_have_the_names_and_scores(folder, capsys):
     page = (folder / "report.html").read_text()
     assert app.main(["show", str(folder)]) == 0
-    shown = capsys.readouterr().out
-    [row] = [
-        row
-        for row in reading.read(folder).client_table("last").to_dict("records")
-        if row["client"] == 2
-    ]
-    score = f"{float(row['accuracy']):.4f}"
-
+    [line] = [one for one in capsys.readouterr().out.splitlines() if "south <b>" in one]
+    row = reading.read(folder).client_table("last").set_index("client").loc[2]
     for name in ("$x_{", "=north", "south &lt;b&gt;"):
         assert f">{name}</td>" in page
-    [line] = [line for line in shown.splitlines() if "south <b>" in line]
     assert line.split()[:5] == ["2", "south", "<b>", str(row["train_size"]), str(row["test_size"])]
-    assert score in line
-    assert score in page[page.index("south &lt;b&gt;") :]
+    for source in (line, page[page.index("south &lt;b&gt;") :]):
+        assert f"{row['accuracy']:.4f}" in source
 
 
 def test_saved_partition_keeps_the_names(tmp_path, keys):
@@ -109,20 +98,11 @@ def test_saved_partition_keeps_the_names(tmp_path, keys):
         federation(data, scheme="file", path=tmp_path / "p.npz")
 
 
-def test_drawn_natural_clients_keep_their_own_names(keys):
-    made = federation(Path(keys[0].split("=")[1]), scheme="natural", clients=2)
+def test_drawn_natural_clients_keep_their_own_names_and_others_have_none(keys):
+    data = Path(keys[0].split("=")[1])
+    drawn, iid = (federation(data, scheme=one, clients=2) for one in ("natural", "iid"))
 
-    assert made.partition.names == tuple(
-        NAMES[made.dataset.groups[rows[0]]] for rows in made.partition.parts["test"]
-    )
-
-
-def test_clients_of_other_schemes_have_no_names(tmp_path, keys):
-    made = federation(Path(keys[0].split("=")[1]), scheme="iid", clients=3)
-
-    assert made.partition.names == ()
-    assert [text.get_text() for text in data_figures.partition(made).axes[0].get_yticklabels()] == [
-        "0",
-        "1",
-        "2",
-    ]
+    first = [rows[0] for rows in drawn.partition.parts["test"]]
+    assert drawn.partition.names == tuple(NAMES[drawn.dataset.groups[row]] for row in first)
+    labels = data_figures.partition(iid).axes[0].get_yticklabels()
+    assert (iid.partition.names, [text.get_text() for text in labels]) == ((), ["0", "1"])

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from pydantic import ValidationError
 
 from flbench.algorithms import ALGORITHMS, Setting
 from flbench.comparison.design import LabelledLayer
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, from_file, from_overrides, from_values, merge
+from flbench.config.sources import Layer, from_file, from_values, merge
 from flbench.core.errors import ConfigError
 from flbench.data import known_sets
 from flbench.models.base import build, describe
@@ -34,10 +33,6 @@ def settings(name, tables=None, given=None):
         }
         found |= {number: configs[label] for number, label in place.rows.items()}
     return found
-
-
-def test_there_are_five_papers_and_a_leaderboard():
-    assert PAPERS == ["dfedhp", "fedcpmd", "fedpc", "hfcd", "pfllib", "slapfl"]
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -182,47 +177,15 @@ def test_a_method_that_had_another_label_is_found_by_its_keys():
     assert measure.label_of(place, other, exact=False) == "FedProx"
 
 
-def test_dfedhps_tables_have_its_learning_rates_and_the_participation_of_its_baselines():
+def test_accuracies_and_rounds_to_a_target_are_read_from_the_same_runs():
     found = settings("dfedhp")
 
-    for (table, row, _), config in found.items():
-        if table == "payload":
-            continue
-        central = row in ("FedAvg", "FedPer", "Ditto")
-        assert config.train.participation == (0.1 if central else 1.0)
-        if row in ("DFedHP", "DisPFL+HP"):
-            keys = config.algorithm
-            assert (keys.lr_v, keys.lr_phi, keys.lr_z) == (0.001, 0.01, 0.01)
-        assert config.evaluation.target_accuracy is not None
-        assert config.partition.split[1] == 0  # so the target is one of the test accuracy
-        # Accuracies and rounds to the target are read from the same runs.
-        if not table.startswith("rounds"):
-            assert found[f"rounds-{table}", row, _] == config
-
-
-def test_pfllibs_columns_are_best_test_rounds_of_four_partitions():
-    found = defaultdict(set)
-    for (table, _, column), config in settings("pfllib").items():
-        partition, train = config.partition, config.train
-        found[table, column].add(
-            (
-                *(config.data.name, partition.title, partition.alpha),
-                *(partition.classes_per_client, train.rounds),
-                *(config.model.name, train.optimizer.lr, config.seed),
-            )
-        )
-
-    rest = (2000, "cnn4", 0.005, 0)
-    for key, (data, alpha) in {
-        ("leaderboard", "FMNIST beta 0.1"): ("fashionmnist", 0.1),
-        ("leaderboard", "CIFAR100 beta 0.1"): ("cifar100", 0.1),
-        **{("beta", f"beta {beta:g}"): ("cifar100", beta) for beta in (0.01, 0.5, 5.0)},
-    }.items():
-        assert found.pop(key) == {(data, "dirichlet", alpha, 2, *rest)}
-    for name, data, classes in (("FMNIST", "fashionmnist", 2), ("CIFAR100", "cifar100", 10)):
-        [column] = found.pop(("leaderboard", f"{name} pathological"))
-        assert column == (data, "pathological", 0.1, classes, *rest)
-    assert not found
+    for (table, row, column), config in found.items():
+        if table != "payload":
+            assert config.evaluation.target_accuracy is not None
+            assert config.partition.split[1] == 0  # so the target is one of the test accuracy
+            if not table.startswith("rounds"):
+                assert found[f"rounds-{table}", row, column] == config
 
 
 def test_keys_of_the_user_override_the_papers_for_the_methods_that_have_them():
@@ -253,24 +216,12 @@ def test_data_set_of_the_tables_leaves_out_others_and_another_stands_for_the_fir
     assert {one.base["data.name"].value for one in other} == {"digits"}
 
 
-@pytest.mark.parametrize("method", ["dfedhp", "fedavg"])
-def test_dfedhps_preset_has_keys_for_dfedhp_alone(method):
-    file = ROOT / "configs" / "papers" / "dfedhp.yaml"
-
-    config, _ = resolve([from_file(file), from_overrides([f"algorithm={method}"])])
-
-    assert getattr(config.algorithm, "lr_v", None) == (0.001 if method == "dfedhp" else None)
-
-
 @pytest.mark.parametrize("name", PAPERS)
 def test_preset_is_a_configuration_that_run_takes(name):
     file = ROOT / "configs" / "papers" / f"{name}.yaml"
 
-    config, _ = resolve([from_file(file)])
-
+    resolve([from_file(file)])
     assert file.samefile(paper.FOLDER / "presets" / f"{name}.yaml")
-    assert config.train.rounds >= 200
-    assert config.partition.clients in (20, 50, 100)
 
 
 def test_facts_and_presets_are_installed_with_the_package():
@@ -366,11 +317,3 @@ def test_unknown_keys_and_numbers_that_are_none_are_refused(facts):
     for change in ({"unknown": 1}, {"published": {("1", "A", "D"): float("nan")}}):
         with pytest.raises(ValidationError):
             Paper.model_validate(facts | change)
-
-
-def test_files_hold_no_text_that_yaml_reads_as_something_else():
-    """Labels are words: `NO` and `1e3` are not."""
-    for name in PAPERS:
-        tree = yaml.safe_load((paper.FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-        for table in tree["tables"].values():
-            assert all(isinstance(label, str) for label in (*table["rows"], *table["columns"]))

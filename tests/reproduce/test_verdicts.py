@@ -81,130 +81,112 @@ def test_claim_that_is_not_measured_has_the_unit_of_its_metric(table, unit):
     assert (verdict.outcome, verdict.unit) == ("cannot be decided", unit)
 
 
-@pytest.mark.parametrize(
-    ("gain", "word"), [(5.0, "held"), (5.0 - 1e-12, "held"), (5.1, "did not hold")]
-)
-def test_bound_itself_is_reached(gain, word):
-    assert decide(grid(Mine=[65.0], B=[60.0]), over=("B",), above=gain).outcome == word
+EACH = {"columns": "all", "each": True, "over": "all"}
+BOTH = {
+    "Mine": [70.0, 72.0],
+    "B": [60.0, 60.0],
+    "C": [65.0, 65.0],
+    "Mine_": [80, 80],
+    "C_": [77, 79],
+}
+"""Gaps of Mine over the best of the others: 5 and 7 in X, 3 and 1 in Y."""
+HELD, FAILED, OPEN = "held", "did not hold", "cannot be decided"
+CASES = {
+    "the bound itself": ({"Mine": [65], "B": [60]}, {"over": ("B",), "above": 5}, HELD, 5, 10),
+    "but for rounding": (
+        {"Mine": [65], "B": [60]},
+        {"over": ("B",), "above": 5 + 1e-12},
+        HELD,
+        5,
+        10,
+    ),
+    "beyond the bound": ({"Mine": [65], "B": [60]}, {"over": ("B",), "above": 5.1}, FAILED, 5, 10),
+    "seeds of both rows": (
+        {"Mine": [65, 99], "B": [60]},
+        {"over": ("B",), "above": 1},
+        HELD,
+        5,
+        10,
+    ),
+    "above the best": (
+        *({"Mine": [70], "B": [60], "C": [66]}, {"over": "all", "above": 4}, HELD, 4, 5),
+    ),
+    "below the lowest": (
+        *({"Mine": [70], "B": [60], "C": [66]}, {"over": "all", "below": 4}, FAILED, 10, 10),
+    ),
+    "another row below": (
+        *({"Mine": [70], "B": [60], "C": [66]}, {"row": "B", "over": "all", "below": 6}),
+        *(HELD, -6, -5),
+    ),
+    "a row that prints a dash is no rival": (
+        *({"Mine_": [80], "C_": [70]}, {"columns": ("Y",), "over": "all", "above": 3}, HELD, 10, 3),
+    ),
+    "a rival is missing": ({"Mine": [70], "B": [60]}, {"over": "all", "above": 5}, OPEN, 10, 5),
+    "a missing rival saves nothing": (
+        *({"Mine": [55], "B": [60]}, {"over": "all", "above": 5}, FAILED, -5, 5),
+    ),
+    "the row is missing": ({"B": [60]}, {"over": ("B",), "above": 5}, OPEN, None, 10),
+    "percent of the other": (
+        *({"Mine": [30], "B": [40]}, {"over": ("B",), "below": 20, "relative": True}),
+        *(HELD, -25, 100 / 6),
+    ),
+    "percent of zero": (
+        *({"Mine": [30], "B": [0]}, {"over": ("B",), "below": 20, "relative": True}),
+        *(OPEN, None, 100 / 6),
+    ),
+    "the mean of columns": (BOTH, {"columns": "all", "over": "all", "above": 4}, HELD, 4, 4),
+    "a column is missing": (
+        *({"Mine": [70], "B": [1], "C": [1]}, {"columns": "all", "over": "all", "above": 4}),
+        *(OPEN, None, 4),
+    ),
+    "each column": (BOTH, {"above": 2, **EACH}, HELD, 2, 3),
+    "one of the columns fails": (BOTH, {"above": 2.1, **EACH}, FAILED, 2, 3),
+    "each column below": (BOTH, {"below": 4, **EACH}, FAILED, 11, 10),
+    "a column of each is missing": (
+        *({"Mine": [70], "B": [60], "C": [65]}, {"above": 0, **EACH}, OPEN, 5, 3),
+    ),
+    "a missing column saves nothing": (
+        *({"Mine": [64], "B": [60], "C": [65]}, {"above": 0, **EACH}, FAILED, -1, 3),
+    ),
+    "itself elsewhere": (
+        *({"Mine": [70], "Mine_": [77]}, {"columns": ("Y",), "over_column": "X", "above": 7}),
+        *(HELD, 7, 10),
+    ),
+    "another table": (
+        *({"Mine": [70], "B": [60]}, {"table": "2", "over": ("B",), "below": 5}, OPEN, None, -2),
+    ),
+    "the numbers of another row": (
+        *({"Mine": [90], "C": [66], "B": [60]}, {"measured_row": "C", "over": ("B",), "above": 9}),
+        *(FAILED, 6, 10),
+    ),
+    "no numbers": ({"Mine": [65], "B": [60]}, {"reason": "no numbers"}, OPEN, None, None),
+}
 
 
-def test_smaller_gain_in_the_same_direction_is_explained():
-    known = grid(Mine=[62.0], B=[60.0])
+@pytest.mark.parametrize("case", CASES)
+def test_claims_are_decided_by_hand(case):
+    values, keys, outcome, measured, printed = CASES[case]
 
-    assert "direction agrees" in decide(known, over=("B",), above=9).why
-    assert decide(known, over=("B",), above=9).outcome == "did not hold"
-    assert "direction" not in decide(grid(Mine=[59.0], B=[60.0]), over=("B",), above=9).why
+    verdict = decide(grid(**values), **keys)
 
-
-def test_one_seed_has_no_standard_deviation():
-    assert decide(grid(Mine=[65.0], B=[60.0]), over=("B",), above=1).std is None
-
-
-def test_only_seeds_of_both_rows_count():
-    verdict = decide(grid(Mine=[65.0, 99.0], B=[60.0]), over=("B",), above=1)
-
-    assert verdict.by_seed == {0: 5.0}
+    assert verdict.outcome == outcome
+    assert verdict.measured == (None if measured is None else pytest.approx(measured))
+    assert verdict.printed == (None if printed is None else pytest.approx(printed))
 
 
-def test_best_of_others_is_what_a_row_lies_above_and_the_lowest_what_it_lies_below():
-    known = grid(Mine=[70.0], B=[60.0], C=[66.0])
-
-    assert decide(known, over="all", above=4).measured == 4.0
-    assert decide(known, over="all", above=4).printed == 5.0
-    assert decide(known, over="all", below=4).measured == 10.0
-    assert decide(known, row="B", over="all", below=6).outcome == "held"
+def test_what_is_missing_is_named():
+    assert "C (X)" in decide(grid(Mine=[70.0], B=[60.0]), over="all", above=5).why
+    assert "Mine (X)" in decide(grid(B=[60.0]), over=("B",), above=5).why
+    assert "Y" in decide(grid(**BOTH), above=2, **EACH).why  # the least favourable column
 
 
-def test_row_that_prints_a_dash_is_not_a_rival():
-    verdict = decide(grid(Mine_=[80.0], C_=[70.0]), columns=("Y",), over="all", above=3)
-
-    assert verdict.outcome == "held"
-    assert verdict.printed == 3.0
-
-
-def test_missing_rival_leaves_a_claim_open_but_does_not_save_it():
-    good, bad = grid(Mine=[70.0], B=[60.0]), grid(Mine=[55.0], B=[60.0])
-
-    still_open = decide(good, over="all", above=5)
-    lost = decide(bad, over="all", above=5)
-
-    assert still_open.outcome == "cannot be decided"
-    assert still_open.measured == 10.0
-    assert "it holds against the measured rows; not measured: C (X)" in still_open.why
-    assert lost.outcome == "did not hold"
-
-
-def test_claim_with_a_missing_row_cannot_be_decided():
-    verdict = decide(grid(B=[60.0]), over=("B",), above=5)
-
-    assert verdict.outcome == "cannot be decided"
-    assert verdict.measured is None
-    assert verdict.why == "not measured: Mine (X)"
-
-
-def test_relative_claims_are_percent_of_the_other():
-    known = grid(Mine=[30.0], B=[40.0])
-
-    verdict = decide(known, over=("B",), below=20, relative=True)
-
-    assert verdict.measured == pytest.approx(-25.0)
-    assert verdict.outcome == "held"
-    assert verdict.unit == "%"
-    assert decide(grid(Mine=[30.0], B=[0.0]), over=("B",), below=20, relative=True).measured is None
-
-
-def test_claim_about_several_columns_is_about_their_mean():
-    known = grid(Mine=[70.0, 72.0], B=[60.0, 60.0], C=[65.0, 65.0], Mine_=[80.0, 80.0], C_=[77, 79])
-
-    verdict = decide(known, columns="all", over="all", above=4)
+def test_claim_about_several_columns_has_the_deviation_of_their_mean():
+    verdict = decide(grid(**BOTH), columns="all", over="all", above=4)
 
     gaps = np.mean([[5.0, 7.0], [3.0, 1.0]], axis=0)
-    assert verdict.measured == pytest.approx(gaps.mean())
     assert verdict.std == pytest.approx(gaps.std(ddof=1))
-    assert verdict.printed == pytest.approx((5 + 3) / 2)
-    assert decide(
-        grid(Mine=[70.0], B=[1.0], C=[1.0]), columns="all", over="all", above=4
-    ).outcome == ("cannot be decided")
-
-
-EACH = {"columns": "all", "each": True, "over": "all"}
-
-
-def test_claim_about_each_column_is_decided_by_the_least_favourable_one():
-    """By hand: gaps of 5 and 7 in X (against C), and of 3 and 1 in Y; the paper prints 5 and 3."""
-    known = grid(Mine=[70.0, 72.0], B=[60.0, 60.0], C=[65.0, 65.0], Mine_=[80.0, 80.0], C_=[77, 79])
-
-    held, missed = decide(known, above=2, **EACH), decide(known, above=2.1, **EACH)
-
-    assert (held.outcome, missed.outcome) == ("held", "did not hold")
-    assert (held.measured, held.printed, len(held.by_seed)) == (2.0, 3.0, 2)
-    assert held.std == pytest.approx(np.std([3.0, 1.0], ddof=1))
-    assert held.why == "least favourable column: Y"
-    below = decide(known, below=4, **EACH)  # the lowest others: gaps of 11 and 2
-    assert (below.outcome, below.measured) == ("did not hold", 11.0)
-
-
-def test_missing_column_leaves_a_claim_about_each_open_but_does_not_save_it():
-    good, bad = grid(Mine=[70.0], B=[60.0], C=[65.0]), grid(Mine=[64.0], B=[60.0], C=[65.0])
-
-    still_open, lost = decide(good, above=0, **EACH), decide(bad, above=0, **EACH)
-
-    assert still_open.outcome == "cannot be decided"
-    assert "it holds against the measured rows; not measured: Mine (Y)" in still_open.why
-    assert (lost.outcome, lost.measured) == ("did not hold", -1.0)
-    assert decide(grid(), above=0, **EACH).outcome == "cannot be decided"
-
-
-def test_claim_may_compare_a_row_with_itself_elsewhere():
-    verdict = decide(grid(Mine=[70.0], Mine_=[77.0]), columns=("Y",), over_column="X", above=7)
-
-    assert (verdict.outcome, verdict.measured, verdict.printed) == ("held", 7.0, 10.0)
-
-
-def test_claim_of_another_table_cannot_be_decided():
-    verdict = decide(grid(Mine=[70.0], B=[60.0]), table="2", over=("B",), below=5)
-
-    assert (verdict.outcome, verdict.measured) == ("cannot be decided", None)
+    assert decide(grid(**BOTH), above=2, **EACH).std == pytest.approx(np.std([3.0, 1.0], ddof=1))
+    assert decide(grid(Mine=[65.0], B=[60.0]), over=("B",), above=1).std is None
 
 
 def test_target_that_a_rival_never_reaches_is_a_lower_bound_of_its_rounds():
@@ -217,24 +199,10 @@ def test_target_that_a_rival_never_reaches_is_a_lower_bound_of_its_rounds():
     more = decide(known, over=("B", "C"), below=1)
     above = decide(known, over=("B",), above=1)
 
-    assert (fewer.outcome, fewer.measured) == ("held", -61.0)
-    assert (more.outcome, more.measured) == ("did not hold", 10.0)
-    assert above.outcome == "cannot be decided"
+    assert (fewer.outcome, fewer.measured) == (HELD, -61.0)
+    assert (more.outcome, more.measured) == (FAILED, 10.0)
+    assert above.outcome == OPEN
     assert "B (X)" in above.why
-
-
-def test_claim_may_be_decided_by_the_numbers_of_another_row():
-    known = grid(Mine=[90.0], C=[66.0], B=[60.0])
-
-    verdict = decide(known, measured_row="C", over=("B",), above=9)
-
-    assert (verdict.outcome, verdict.measured, verdict.printed) == ("did not hold", 6.0, 10.0)
-
-
-def test_claim_with_a_reason_cannot_be_decided():
-    verdict = claims.decide(Claim(text="x", reason="no numbers"), PAPER, {})
-
-    assert (verdict.outcome, verdict.why) == ("cannot be decided", "no numbers")
 
 
 ROWS = [

@@ -1,34 +1,39 @@
+"""Studies as they are read, also while they are written."""
+
+import json
+
 import pytest
 
 from flbench.core.errors import DataError, UserError
 from flbench.results import study_folder
 from tests.tuning.studies import begin, trial, write
 
+NAN, INF = float("nan"), float("inf")
+
 
 def test_winner_is_the_best_finished_trial(tmp_path):
     study = begin(tmp_path / "study", "hfcd", "fedavg")
-    trial(study, "hfcd", 0, 0.7)
-    trial(study, "hfcd", 1, 0.8)
-    trial(study, "hfcd", 2, 0.8)  # a tie: the first wins
-    trial(study, "hfcd", 3, 0.9, state="stopped")
-    trial(study, "hfcd", 4, 0.9, state="failed")
-    trial(study, "hfcd", 5, 0.9, state="diverged")
-    trial(study, "hfcd", 6, 0.9, state="running", ended=None)
-    trial(study, "fedavg", 0, 0.95)
+    for index, score in enumerate((0.7, 0.8, 0.8)):  # a tie: the first wins
+        trial(study, "hfcd", index, score)
+    for index, state in enumerate(("stopped", "failed", "diverged", "running"), 3):
+        trial(study, "hfcd", index, 0.9, state=state, ended=None)
+    trial(study, "fedavg", 10, 0.95)
+    trial(study, "fedavg", 9, 0.5)
 
     found = study_folder.read(study)
 
     assert found.winner("hfcd").index == 1
-    assert found.winner("fedavg").index == 0
+    assert found.winner("fedavg").index == 10
+    order = [(one.method, one.index) for one in found.trials]
+    assert order == [*(("hfcd", k) for k in range(7)), ("fedavg", 9), ("fedavg", 10)]
 
 
 @pytest.mark.parametrize(
     ("losses", "wanted"),
     [
-        ((0.4, 0.3, 0.35, 0.1), 1),
         ((0.4, 0.3, 0.3, 0.1), 1),
         ((None, None, 0.9, 0.1), 2),
-        ((None, float("nan"), None, 0.1), 0),
+        ((None, NAN, None, 0.1), 0),
     ],
 )
 def test_the_loss_and_then_the_number_decide_between_equal_scores(tmp_path, losses, wanted):
@@ -42,7 +47,7 @@ def test_the_loss_and_then_the_number_decide_between_equal_scores(tmp_path, loss
     assert found.winner("hfcd").index == wanted
 
 
-@pytest.mark.parametrize("score", [None, float("nan"), float("-inf"), float("inf")])
+@pytest.mark.parametrize("score", [None, NAN, -INF, INF])
 def test_trial_without_a_finite_score_never_wins(tmp_path, score):
     study = begin(tmp_path / "study", "hfcd")
     trial(study, "hfcd", 0, score)
@@ -54,71 +59,56 @@ def test_trial_without_a_finite_score_never_wins(tmp_path, score):
     assert study_folder.read(study).winner("hfcd").index == 1
 
 
-def test_study_that_has_just_begun_is_read(tmp_path):
+def test_study_that_has_just_begun_is_read_without_the_trial_that_is_being_written(tmp_path):
     study = begin(tmp_path / "study", "hfcd", "fedavg")
+    (study / "trials" / "hfcd" / "001").mkdir(parents=True)
+    (study / "trials" / "hfcd" / "001" / "trial.json.part").write_text("{")
 
     found = study_folder.read(study)
 
-    assert found.methods == ("hfcd", "fedavg")
-    assert found.trials == ()
-    assert not found.is_searched
+    assert (found.methods, found.trials, found.is_searched) == (("hfcd", "fedavg"), (), False)
     assert found.winner("hfcd") is None
 
 
-def test_trials_stand_by_method_and_number(tmp_path):
-    study = begin(tmp_path / "study", "hfcd", "fedavg")
-    for method, index in [("fedavg", 1), ("hfcd", 10), ("fedavg", 0), ("hfcd", 9)]:
-        trial(study, method, index, 0.5)
-
-    order = [(found.method, found.index) for found in study_folder.read(study).trials]
-
-    assert order == [("hfcd", 9), ("hfcd", 10), ("fedavg", 0), ("fedavg", 1)]
-
-
-def test_trial_that_is_being_written_is_left_out(tmp_path):
-    study = begin(tmp_path / "study", "hfcd")
-    trial(study, "hfcd", 0, 0.5)
-    (study / "trials" / "hfcd" / "001").mkdir()
-    (study / "trials" / "hfcd" / "001" / "trial.json.part").write_text("{")
-
-    assert [found.index for found in study_folder.read(study).trials] == [0]
-
-
-def test_folder_that_is_not_a_study_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no study\.json"):
-        study_folder.read(tmp_path)
-    with pytest.raises(UserError, match="does not exist"):
-        study_folder.read(tmp_path / "none")
+@pytest.mark.parametrize("name", ["", "none"])
+def test_folder_that_is_not_a_study_is_refused(name, tmp_path):
+    with pytest.raises(UserError, match=str(tmp_path / name)):
+        study_folder.read(tmp_path / name)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "key"),
     [
-        ({"state": "asleep"}, "`state`"),
-        ({"score": "good"}, "`score`"),
-        ({"method": "fedprox"}, "'fedprox'"),
+        *(({name: None}, name) for name in ("method", "state", "params", "round")),
+        *(({name: "good"}, name) for name in ("index", "params", "score", "state")),
+        ({"method": "fedprox"}, "fedprox"),
+        ("[]", "trial.json"),
+        ("{", "trial.json"),
     ],
+    ids=str,
 )
-def test_damaged_trial_is_named(tmp_path, change, said):
+def test_damaged_trial_is_named(tmp_path, change, key):
     study = begin(tmp_path / "study", "hfcd")
-    folder = study / "trials" / "hfcd" / "000"
-    write(folder / "trial.json", trial(study, "hfcd", 0, 0.5) | change)
-
-    with pytest.raises(DataError, match=said) as caught:
-        study_folder.read(study)
-
-    assert str(folder) in str(caught.value)
-
-
-def test_damaged_files_are_named(tmp_path):
-    study = begin(tmp_path / "study", "hfcd")
+    tree = trial(study, "hfcd", 0, 0.5)
     file = study / "trials" / "hfcd" / "000" / "trial.json"
-    write(file, [])
-    with pytest.raises(DataError, match=str(file)):
+    if isinstance(change, dict):  # None removes a key
+        changed = tree | change
+        change = json.dumps({k: v for k, v in changed.items() if v is not None or k not in change})
+    file.write_text(change)
+
+    with pytest.raises(DataError, match=key) as caught:
         study_folder.read(study)
-    file.write_text("{")
-    with pytest.raises(DataError, match=str(file)):
-        study_folder.read(study)
-    (study / "study.json").write_text('{"id": "x"}')
-    with pytest.raises(DataError, match=r"study\.json"):
-        study_folder.read(study)
+
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["id", "created", "metric", "trials", "seeds", "methods"])
+def test_header_without_a_key_is_an_error(tmp_path, key):
+    file = begin(tmp_path / "study", "hfcd") / "study.json"
+    about = json.loads(file.read_text())
+    assert tuple(study_folder.read_header(file.parent).methods) == ("hfcd",)
+    del about[key]
+    write(file, about)
+
+    with pytest.raises(DataError, match=rf"study\.json.*`{key}`"):
+        study_folder.read_header(file.parent)

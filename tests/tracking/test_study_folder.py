@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from flbench.core.errors import DataError
-from flbench.results import study_folder
 from flbench.tracking.tree import tree
 from tests.support import run
 from tests.tracking import study as made
-from tests.tuning.studies import begin, write
+from tests.tuning.studies import write
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +21,7 @@ def path(tmp_path_factory):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *[(key, None) for key in ("method", "state", "params", "round")],
-        *[("index", "three"), ("params", 3), ("started", "yesterday"), ("ended", "now")],
+        *[("state", None), ("params", 3), ("started", "yesterday"), ("ended", "now")],
     ],
 )
 def test_invalid_trial_json_is_an_error_and_the_other_trials_are_read(path, key, value):
@@ -58,16 +55,3 @@ def test_method_with_fewer_trials_than_the_study_is_finished_when_these_have_end
     )
     scores = [point.value for point in found["fedavg tuned"].points if point.name == "score"]
     assert scores == [0.8]
-
-
-@pytest.mark.parametrize("key", ["id", "created", "metric", "trials", "seeds", "methods"])
-def test_header_without_a_key_is_an_error(tmp_path, key):
-    file = begin(tmp_path / "study", "hfcd") / "study.json"
-    about = json.loads(file.read_text())
-    whole = study_folder.read_header(file.parent)
-    del about[key]
-    write(file, about)
-
-    assert tuple(whole.methods) == ("hfcd",)
-    with pytest.raises(DataError, match=f"study.json is damaged .`{key}` is missing"):
-        study_folder.read_header(file.parent)
