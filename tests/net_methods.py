@@ -3,8 +3,6 @@
 A cell is the result of one tiny round and its evaluation. To add a net, add an entry to `NETS`.
 """
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +20,6 @@ from flbench.testing import fingerprint, played
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "guides" / "nets-and-methods.md"
 BEGIN: Final = "<!-- written by `python -m tests.net_methods` -->\n"
 TRAINS: Final = "trains"
-UNMEASURED: Final = "-"
 METHODS: Final = (
     *("local", "fedavg", "ft", "fedper", "fedbn", "ditto", "hfcd", "fedproto", "moon", "fedpc"),
     *("fedala", "dfedavg"),
@@ -139,9 +136,7 @@ def page(cells: dict[tuple[str, str], str]) -> str:
     Args:
         cells: What `cell` returns, by the title of the net and the name of the method.
     """
-    reasons = list(
-        dict.fromkeys(text for text in cells.values() if text not in (TRAINS, UNMEASURED))
-    )
+    reasons = list(dict.fromkeys(text for text in cells.values() if text != TRAINS))
     numbers = {reason: f"[{number}]" for number, reason in enumerate(reasons, start=1)}
     lines = [f"| net | {' | '.join(METHODS)} |", f"|---|{'---|' * len(METHODS)}"]
     for net in NETS:
@@ -171,20 +166,11 @@ def written() -> dict[tuple[str, str], str]:
     return found
 
 
-def main(titles: Sequence[str]) -> None:
-    """Write the page. Nets other than the given ones keep their cells, if there are titles."""
-    known = written() if PAGE.exists() and titles else {}
-    cells = {}
-    for net in NETS:
-        for method in METHODS:
-            key = net.title, method
-            if titles and net.title not in titles and key in known:
-                cells[key] = known[key]
-                continue
-            cells[key] = cell(net, method)
-            print(*key, cells[key], sep=": ", flush=True)  # noqa: T201
+def main() -> None:
+    """Write the page."""
+    cells = {(net.title, method): cell(net, method) for net in NETS for method in METHODS}
     PAGE.write_text(PAGE.read_text().partition(BEGIN)[0] + BEGIN + page(cells))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

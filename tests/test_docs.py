@@ -75,28 +75,6 @@ def generated():
     return hooks().pages()
 
 
-def test_lines_of_code_are_those_without_comments_docstrings_and_blank_lines():
-    source = """'''A module.
-
-    With a docstring of three lines.'''
-
-import math  # counted once
-
-
-def area(radius: float) -> float:
-    '''Return an area.'''
-    # A comment.
-    text = '''a string
-that is code'''
-    return math.pi * (
-        radius**2 + len(text)
-    )
-"""
-
-    # import, def, two of the string, three of the return
-    assert hooks().lines_of_code(source) == 7
-
-
 EXAMPLES = [page for page in PAGES if ">>> " in page.read_text("utf-8")]
 
 
@@ -236,16 +214,6 @@ def test_further_rows_of_a_method_in_the_results_name_the_key_that_differs():
         titles = [line.split("|")[1].strip() for line in lines]
         assert len(set(titles)) == len(titles)
         assert all("(`algorithm." in title for title in titles[1:])
-
-
-def test_plain_text_becomes_markdown_without_markup():
-    text = "h_i <- h_i + w_i * 2, `a_b` and |S|\n\n    x = <h, w>\n\n- one_item"
-
-    assert hooks().prose(text) == (
-        "h&#95;i &#60;- h&#95;i + w&#95;i &#42; 2, `a_b` and &#124;S&#124;\n\n"
-        "```text\nx = <h, w>\n```\n\n"
-        "- one&#95;item"
-    )
 
 
 def test_docstrings_are_not_read_as_quotations_or_tags():

@@ -12,20 +12,20 @@ import pytest
 from flbench.algorithms import ALGORITHMS
 from flbench.reports import run as run_report
 from flbench.testing import Contract, Played
+from flbench.tuning import library
 from tests.support import summary_of_run
 
 pytestmark = pytest.mark.slow
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "your-method.md"
+TEXT = GUIDE.read_text("utf-8")
 METHODS = ("confident", "firstlayer", "slow", "kindred")
 
 
 def files():
     """The files of the guide by name; blocks with one title are the parts of a file."""
     found = {}
-    for title, text in re.findall(
-        r'```python title="(.*?)"\n(.*?)```', GUIDE.read_text("utf-8"), re.DOTALL
-    ):
+    for title, text in re.findall(r'```python title="(.*?)"\n(.*?)```', TEXT, re.DOTALL):
         found.setdefault(Path(title).stem, []).append(text)
     return {name: "\n".join(parts) for name, parts in found.items()}
 
@@ -40,6 +40,8 @@ def guide(tmp_path_factory):
     names = list(FILES)
     for name, text in FILES.items():
         (folder / f"guide_{name}.py").write_text(text)
+    [space] = re.findall(r'```yaml title="flbench_slow/slow.yaml"\n(.*?)```', TEXT, re.DOTALL)
+    (folder / "slow.yaml").write_text(space)
     sys.path.insert(0, str(folder))
     modules = {name: importlib.import_module(f"guide_{name}") for name in names}
     yield {
@@ -70,6 +72,11 @@ def test_its_own_tests_pass(guide, tmp_path):
     assert len(guide) == 7
     for test in guide.values():
         test(tmp_path) if inspect.signature(test).parameters else test()
+
+
+def test_a_search_space_beside_the_method_is_its_own(guide):
+    found = library.built_in("slow", rounds=3).parameters
+    assert list(found) == ["train.optimizer.lr", "algorithm.mu", "algorithm.memory"]
 
 
 def test_confident_with_strength_zero_is_fedavg(guide):
@@ -103,7 +110,7 @@ def test_first_layer_costs_as_much_as_the_other_layers(guide):
         "test_evaluation_and_unpaid_values_change_nothing",
     ],
 )
-@pytest.mark.parametrize("name", ["confident", "firstlayer", "kindred"])  # slow: test_plug_in.py
+@pytest.mark.parametrize("name", METHODS)
 def test_they_keep_the_contract(guide, played, name, test, tmp_path, monkeypatch):
     check = getattr(Contract(), test)
     monkeypatch.setattr(run_report, "render", lambda run: "")

@@ -4,7 +4,6 @@ import ast
 import subprocess
 import sys
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -98,15 +97,9 @@ def test_lightning_is_imported_without_packages_of_metrics_that_are_not_used():
         import sys, flbench.core.lightning
         print(*sys.modules)
         from torchmetrics.functional.image.arniqa import resnet50
-        from torchmetrics.functional.text.bert import AutoModel
-        import scipy, torchvision
+        import torchvision
         assert resnet50.__wrapped__ is torchvision.models.resnet50.__wrapped__
-        assert scipy.signal.find_peaks([0, 1, 0])[0] == [1]
         """
-    code += """
-        import transformers
-        assert AutoModel.from_pretrained == transformers.AutoModel.from_pretrained
-        """ * bool(find_spec("transformers"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     loaded = set(done.stdout.split())

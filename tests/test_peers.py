@@ -16,7 +16,6 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from flbench.cli import app
-from flbench.core.errors import DataError
 from flbench.models.base import build, net_leaves
 from flbench.models.lenet5 import LeNet5Config
 
@@ -100,81 +99,35 @@ def test_net_of_the_scripts_is_that_of_flbench(peers, shape):
     torch.testing.assert_close(net(x), ours(x).logits)
 
 
-def test_samples_are_normalized_per_channel(peers, job):
-    task = peers["task"].load(job.task)
-    assert [len(rows) for rows in task.clients] == [13] * 6
-    torch.testing.assert_close(task.x.mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(task.x.std(), torch.tensor(1.0))
-
-
-def test_clients_share_no_sample(peers):
-    setting = replace(peers["settings"].SETTINGS["a"], clients=20, samples=50)
-    clients = peers["run"].partition(1000, setting)
-    assert sorted(np.concatenate(clients)) == list(range(1000))
-    assert all(len(rows) == 50 for rows in clients)
-    with pytest.raises(DataError, match="needs 1000 training samples, but fashionmnist has 999"):
-        peers["run"].partition(999, setting)
-
-
 def test_interval_is_that_of_the_logarithms(peers):
     values = [0.5, 0.7, 0.6, 0.9]
     value, *ends = peers["table"].estimate(values)
     expected = stats.ttest_1samp(np.log(values), 0).confidence_interval(0.95)
     assert value == pytest.approx(geometric_mean(values))
     assert np.log(ends) == pytest.approx(list(expected))
-    # two values have no useful interval: its half width would be 9 standard deviations
-    table = peers["table"]
-    assert table.text(table.estimate([2.0, 8.0])) == "4"
-    assert table.text(table.spread([2.0, 8.0])) == "4 (2 to 8)"
-
-
-def measurement(label, repeat, seconds, setting, **other):
-    return {
-        "setting": setting.name,
-        "label": label,
-        "repeat": repeat,
-        "rounds": 2,
-        "seconds": seconds,
-        "process_seconds": seconds + 3,
-        # not measured of pfl, and only in the first repeat of the others
-        **({"cpu_seconds": 2 * seconds} if label != "pfl" and not repeat else {}),
-        "steps": setting.steps(2),
-        "accuracy": 0.8,
-        "load_before": 1.0 + repeat,
-    } | other
 
 
 def test_ratios_are_paired_within_a_repeat(peers):
     setting = peers["settings"].SETTINGS["a"]
     # The machine becomes slower from repeat to repeat, for all platforms.
     times = {"bare": 10, "flbench sequential": 9, "fluke": 15, "pfl": 12}
+    plain = {"setting": setting.name, "rounds": 2, "steps": setting.steps(2), "accuracy": 0.8}
     measured = [
-        measurement(label, repeat, seconds * (1 + repeat), setting)
+        {**plain, "label": label, "repeat": repeat, "load_before": 1.0}
+        | {"seconds": seconds * (1 + repeat), "process_seconds": seconds * (1 + repeat)}
         for repeat in range(3)
         for label, seconds in times.items()
     ]
     found = peers["table"].compare(measured, setting)
-    assert found.fastest == {"training": "pfl", "process": "pfl", "CPU": "fluke"}
-    assert found.loads == (1.0, 3.0)
+
+    assert found.fastest["training"] == "pfl"
     assert found.problems == {}
     for label, seconds in times.items():
         for ratios, reference in ((found.to_bare, 10), (found.to_peer, 12)):
             assert ratios[label]["training"] == pytest.approx([seconds / reference] * 3)
-        if label != "pfl":
-            assert found.to_bare[label]["CPU"][0] == pytest.approx(seconds / 10)
     # what is not measured or did other work is named
-    [first, *others] = measured
-    failed = measurement("flower", 0, 1.0, setting, error="no network")
-    others = [*others, failed, {**first, "label": "pfl x", "steps": 7}]
-    others += [{**first, "label": "fluke x", "accuracy": 0.9}]
-    problems = peers["table"].compare(others, setting).problems
-    assert problems["flower"] == "no network"
-    assert "took 7 steps instead of" in problems["pfl x"]
-    assert "differs from the bare loop's 0.800" in problems["fluke x"]
-    head, *rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in peers["table"].markdown(measured).splitlines()
-        if line.startswith("| ")
-    ]
-    ours = dict(zip(head, next(row for row in rows if row[0] == "flbench sequential"), strict=True))
-    assert ours["training / pfl"] == "0.75 (0.75 to 0.75)"
+    other = [{**measured[0], "label": "flower", "error": "no network"}]
+    other += [{**measured[0], "label": "pfl x", "steps": 7}]
+    other += [{**measured[0], "label": "fluke x", "accuracy": 0.9}]
+    problems = peers["table"].compare(measured + other, setting).problems
+    assert problems.keys() == {"flower", "pfl x", "fluke x"}

@@ -15,9 +15,21 @@ from flbench.cli import app
 from flbench.testing import SMALL, summary_of
 from flbench.tuning import library
 from tests.forks import completed
-from tests.test_plug_in import installed
 
 SOURCE = "flbench_my_idea/my_idea.py:MyIdea"
+
+
+def installed(folder: Path, name: str, points: dict[str, dict[str, str]]) -> None:
+    """Describe a package to Python as pip does when it installs one."""
+    info = folder / f"{name.replace('-', '_')}-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
+    lines = [
+        line
+        for group, entries in points.items()
+        for line in (f"[{group}]", *(f"{key} = {value}" for key, value in entries.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture
