@@ -171,7 +171,6 @@ class Run:
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
-        normalize_by: "pd.DataFrame | Tensor | NDArray[Any] | str | PathLike[str] | None" = None,
     ) -> "TrainedModel":
         """Return a model of the run with its normalization, classes and card.
 
@@ -182,30 +181,26 @@ class Run:
                 none.
             deployment: See `ModelSettings`.
             checkpoint: See `ModelSettings`.
-            normalize_by: See `ModelSettings`.
 
         Raises:
             UserError: The method has no such client or model, the run has no such checkpoint, or
-                the model needs or takes no `normalize_by`.
+                the model needs a client.
             DataError: A file is damaged, or the data differ from those of the run.
             DivergedError: The model has weights that are not finite.
         """
         from flbench.deploy import loading
 
-        key, given = (client, deployment, checkpoint), normalize_by
-        if given is None and key in self._models:
+        key = client, deployment, checkpoint
+        if key in self._models:
             return self._models[key]
-        if isinstance(given, str | PathLike):
-            given = arguments.path_of(given, "normalize_by")
         notes: list[str] = []
         from flbench.calls.process import preserved  # it imports PyTorch
 
         with run_code(self._trust), preserved(), offered(self._objects):
-            model = loading.load(self.path, client, deployment, checkpoint, notes.append, given)
+            model = loading.load(self.path, client, deployment, checkpoint, notes.append)
         if notes:
             warn("\n".join(notes), stacklevel=2)
-        if given is None:
-            self._models[key] = model
+        self._models[key] = model
         return model
 
     def model(

@@ -10,10 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from flbench.api.settings import AnyPath, Keys, Settings, given, verb
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from numpy.typing import NDArray
-    from torch import Tensor
-
     from flbench.api.comparisons import PlannedComparison
     from flbench.api.reporting import Comparison
     from flbench.api.runs import Run
@@ -61,15 +57,10 @@ class ModelSettings(TypedDict, total=False):
         deployment: Name of one of the method's models, such as `noft` of `ft` (default: `personal`,
             or `gm` for the global model).
         checkpoint: The round: `best` by validation, or the `last` one.
-        normalize_by: For the global model of a run with `data.normalize=client`: samples of a new
-            client, or a file of them, by whose mean and standard deviation inputs are normalized,
-            and missing values are filled, as by a client's training part. A warning says if they
-            are few, or have a column or channel with one value.
     """
 
     deployment: str | None
     checkpoint: Literal["best", "last"]
-    normalize_by: "pd.DataFrame | Tensor | NDArray[Any] | AnyPath | None"
 
 
 class ExportSettings(ModelSettings, total=False):

@@ -89,9 +89,7 @@ def _note_unknown_words(model: TrainedModel, samples: unlabelled.Unlabelled) -> 
 
 def _load(path: Path, client: str | None, asked: Mapping[str, Any]) -> TrainedModel:
     """Return the model that the options name, and print notes about it."""
-    loaded = loading.load(
-        path, client, asked["deployment"], asked["checkpoint"], _note, asked["normalize_by"]
-    )
+    loaded = loading.load(path, client, asked["deployment"], asked["checkpoint"], _note)
     if not reading.is_finished(path):
         _note(f"{path} is not finished; the model is that of round {loaded.card['round']}.")
     return loaded

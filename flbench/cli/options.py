@@ -23,7 +23,6 @@ METAVARS: Final = {
     "grid": "KEY=VALUE,VALUE",
     "long": "FILE",
     "keys": "KEY[,KEY ...]",
-    "normalize_by": "FILE",
     "out": "DIR",
     "target": "VALUE,...",
     "tuned": "STUDY_DIR",

@@ -13,7 +13,6 @@ from flbench.data.schemes import Indices
 Normalization = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Offset and scale, of a shape that broadcasts against one sample."""
 
-FEW_SAMPLES: Final = 10  # samples whose mean and standard deviation are uncertain
 PIECE: Final = 2**25  # bytes of float64 in which sums over samples are computed
 MOST_UNIT: Final = 16.0  # images with larger values are not in units of [0, 1]
 

@@ -46,7 +46,7 @@ def card(
     names = federation.partition.names
     origin = "the training parts of all clients"
     if federation.owner is not None:
-        origin = "the samples that were given" if client is None else "the client's training part"
+        origin = "the client's training part"
     return {
         "flbench": __version__,
         "method": config.algorithm.name,

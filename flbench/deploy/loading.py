@@ -22,16 +22,14 @@ from flbench.core.errors import DataError, UserError, did_you_mean
 from flbench.core.text import one_line
 from flbench.core.types import Context, Samples, State, Tree
 from flbench.core.wording import how_to_resume, listed
-from flbench.data import pixels, unlabelled
+from flbench.data import pixels
 from flbench.data.dataset import Dataset
 from flbench.data.federation import Federation
-from flbench.data.normalization import FEW_SAMPLES, standard
 from flbench.data.partition import ClientParts
 from flbench.data.partition_files import check_unchanged
-from flbench.data.table_encoding import means_of
 from flbench.data.unlabelled import Layout
 from flbench.deploy import cards
-from flbench.deploy.models import DeployedNet, RawInputs, RawSamples, TrainedModel
+from flbench.deploy.models import DeployedNet, RawInputs, TrainedModel
 from flbench.experiment import checkpoint, own_methods, rounds
 from flbench.experiment.assembly import Experiment, build
 from flbench.experiment.engines import on_this_machine
@@ -54,7 +52,6 @@ def load(
     deployment: str | None = None,
     checkpoint: Moment = "best",
     warn: Callable[[str], None] = lambda sentence: None,
-    normalize_by: "Path | RawSamples | None" = None,
 ) -> TrainedModel:
     """Return a model of a run, finished or not: a client's model or the global model.
 
@@ -69,18 +66,13 @@ def load(
             by which the method is evaluated, or, without a client, for `gm`.
         checkpoint: `best`: the round with the best validation accuracy, by which runs are compared;
             `last`: the last round that was saved.
-        warn: Function that is called with a sentence if fine-tuning diverges, if the samples of the
-            client are shifted, or if those of `normalize_by` are few, have a column or channel with
-            one value, or unknown words.
-        normalize_by: For the global model of a run with `data.normalize=client`: samples of a new
-            client [n, ...], or a file of them, by whose statistics the model normalizes, and fills
-            missing values, as those of its training part.
+        warn: Function that is called with a sentence if fine-tuning diverges, or if the samples of
+            the client are shifted.
 
     Raises:
         UserError: The path is not a run folder, has no such checkpoint, the method has no such
-            client or model, or the normalization is none that `normalize_by` can give, or needs it.
-        DataError: A file is damaged, the data differ from those of the run, or `normalize_by` has
-            no samples that the model takes.
+            client or model, or the model needs a client.
+        DataError: A file is damaged, or the data differ from those of the run.
         MethodError: The user's method raised an exception.
         DivergedError: The model has weights that are not finite.
     """
@@ -100,16 +92,13 @@ def load(
         evaluator = experiment.evaluator(warn)
         settings = rounds.evaluation_settings(experiment.algorithm, state)
         models = {one.name: one for one in evaluator.models(state, settings)}
-        is_given = normalize_by is not None
-        name = _choose(experiment, tuple(models), number, deployment, is_given=is_given)
+        name = _choose(experiment, tuple(models), number, deployment)
         net = _net(experiment, evaluator, models[name], number or 0)
         inputs = _inputs(experiment.federation, number, next(net.net.parameters()).dtype)
-        layout = _layout(experiment, number if normalize_by is None else None)
+        layout = _layout(experiment, number)
         has_classes = experiment.federation.dataset.targets is None
         classes = experiment.federation.dataset.classes if has_classes else ()
         model = TrainedModel(net, inputs, classes, layout, {})
-        if normalize_by is not None:
-            model = _normalized_by(model, normalize_by, warn)
         model.card.update(cards.card(experiment, state, path, number, name, checkpoint, model))
     if shift := model.card["input"].get("shift"):
         warn(shift)
@@ -198,13 +187,11 @@ def _choose(
     known: tuple[str, ...],
     client: int | None,
     name: str | None,
-    *,
-    is_given: bool,
 ) -> str:
     """Return the name of the deployment, of those that the method has.
 
     Raises:
-        UserError: There is no such model, or its normalization is missing or there twice.
+        UserError: There is no such model, or it needs a client.
     """
     method, federation = experiment.config.algorithm.name, experiment.federation
     partition = federation.partition
@@ -218,14 +205,13 @@ def _choose(
         reason = f"the model `{name}` of `{method}` differs between clients"
     elif client is None and experiment.config.train.batchnorm == "drop":
         reason = "with train.batchnorm=drop each client estimates statistics on its own samples"
+    elif client is None and federation.owner is not None:
+        reason = (
+            "with data.normalize=client the global model (deployment `gm`) normalizes by the"
+            " statistics of a client"
+        )
     if reason:
         raise UserError(f"{reason}. Choose a client: {_clients(partition)}.")
-    if is_given != (federation.owner is not None and client is None):
-        raise UserError(
-            "`normalize_by` is needed by the global model of a run with data.normalize=client, and"
-            " by no other model: give samples of a new client for it, or choose a client, perhaps"
-            " with `deployment=gm`."
-        )
     return name
 
 
@@ -307,7 +293,7 @@ def _layout(experiment: Experiment, client: int | None) -> Layout:
     found = None
     if dataset.is_pixels:
         found = (0.0, float(dataset.scale))
-    elif dataset.kind == "images" and (federation.owner is None or client is not None):
+    elif dataset.kind == "images":
         own = parts if federation.owner is None or client is None else [parts[client]]
         ranges = [pixels.range_of(federation.x[rows].numpy()) for rows in own if len(rows)]
         found = min(low for low, _ in ranges), max(high for _, high in ranges)
@@ -323,41 +309,3 @@ def _layout(experiment: Experiment, client: int | None) -> Layout:
         resize=data.image_size,
         range=found,
     )
-
-
-def _normalized_by(
-    model: TrainedModel,
-    samples: "Path | RawSamples",
-    warn: Callable[[str], None],
-) -> TrainedModel:
-    """Return a model that normalizes by the statistics of samples, as a client by its own.
-
-    Args:
-        model: The model, with any normalization.
-        samples: Raw samples, or the file that has them.
-        warn: Function that is called with a sentence about samples whose statistics are uncertain.
-    """
-    what = "`normalize_by`"
-    if isinstance(samples, Path):
-        what = str(samples)
-        samples = np.concatenate([part.x for part in unlabelled.read(samples, model.layout, warn)])
-    raw = model.raw(samples, what)
-    if not len(raw):
-        raise DataError(f"{what} has no samples. Give the samples of the new client.")
-    for column, count in model.unknown_words(raw.numpy()).items():
-        warn(f"{what}: {count} values of the column `{column}` are words of no training part.")
-    inputs = deepcopy(model.inputs)
-    x = inputs.encoded(raw).numpy()
-    if inputs.fill is not None:
-        fill = np.nan_to_num(means_of(x)).astype(x.dtype)  # 0 for a column without a value
-        x, inputs.fill = np.where(np.isnan(x), fill, x), torch.from_numpy(fill)
-    offset, scale = standard(x, np.arange(len(x)))
-    inputs.offset = torch.from_numpy(offset).to(inputs.offset.dtype)
-    inputs.scale = torch.from_numpy(scale).to(inputs.scale.dtype)
-    if flat := int((scale == 0).sum()):
-        warn(f"{what}: {flat} of {scale.size} columns or channels have one value, and are 0.")
-    if len(raw) < FEW_SAMPLES:
-        warn(f"{what}: means and standard deviations of {len(raw)} samples are uncertain.")
-    is_scaled = model.layout.kind == "images" and not model.layout.is_pixels
-    layout = replace(model.layout, range=pixels.range_of(x)) if is_scaled else model.layout
-    return replace(model, inputs=inputs, layout=layout)

@@ -221,18 +221,17 @@ class TrainedModel:
             torch.manual_seed(0)
             return torch.cat([module(part) for part in torch.split(self.raw(x), CHUNK)])
 
-    def raw(self, x: RawSamples, where: str = "the samples") -> Tensor:
+    def raw(self, x: RawSamples) -> Tensor:
         """Return samples [B, ...] as the exported model takes them.
 
         Args:
             x: See `predict`.
-            where: What the samples are, as the beginning of an error message.
 
         Raises:
             DataError: See `predict`.
         """
         given = x.detach().cpu().numpy() if isinstance(x, Tensor) else x
-        array = unlabelled.as_stored(given, self.layout, where)
+        array = unlabelled.as_stored(given, self.layout, "the samples")
         stored = torch.from_numpy(np.require(array, requirements="W"))  # files may be read-only
         if len(self.inputs.shape) == 3:  # [B, C, H, W] -> [B, H, W] or [B, H, W, C]
             return stored[:, 0] if stored.shape[1] == 1 else stored.permute(0, 2, 3, 1)

@@ -137,16 +137,16 @@ def test_files_with_and_without_dropped_columns_have_the_same_predictions(
     assert card["input"]["dropped"] == ["note", "patient"]
     assert card["client_name"] == "St. Mary"
 
-    # A clinic that did not take part normalizes by its own samples, and has a word of its own.
+    # A file with a word of its own, and the global model, which has no normalization of its own.
     with (tmp_path / "new.csv").open("w", newline="", encoding="utf-8") as new:
         csv.writer(new).writerows([line[1:4] for line in lines[:3]] + [["1", "cehst", "2"]])
     words = ["predict", str(run), str(tmp_path / "new.csv"), "--json"]
     assert app.main(words) == 2
-    assert "`normalize_by`" in capsys.readouterr().err
-    assert app.main([*words, "--normalize-by", str(tmp_path / "new.csv")]) == 0
+    assert "data.normalize=client" in capsys.readouterr().err
+    assert app.main([*words, "--client", "St. Mary", "--deployment", "gm"]) == 0
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)) == 3
-    assert "1 of 3 values of the column `pain` are words that no training" in captured.err
+    assert "`pain`" in captured.err
 
 
 def test_engines_train_on_the_same_inputs(data):
