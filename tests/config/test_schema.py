@@ -117,19 +117,6 @@ def test_another_method_drops_the_keys_of_the_one_below():
     assert config.algorithm.name == "fedavg"
 
 
-def test_a_bare_name_selects_a_method_optimizer_or_schedule():
-    config = resolved(
-        "algorithm=fedavg",
-        "train.optimizer=adam",
-        "train.optimizer.lr=1e-3",
-        "train.schedule=cosine",
-    )
-
-    assert config.algorithm.name == "fedavg"
-    assert (config.train.optimizer.name, config.train.optimizer.lr) == ("adam", 0.001)
-    assert config.train.schedule.name == "cosine"
-
-
 def test_hash_covers_what_changes_results_only():
     base = config_of().hash()
 

@@ -81,15 +81,6 @@ def test_section_without_keys_in_a_file_has_its_defaults(tmp_path):
     assert origins["evaluation.every"] == f"{file}:4"
 
 
-@pytest.mark.parametrize("section", ["train", "algorithm", "evaluation.common"])
-def test_section_that_is_null_has_its_defaults(section):
-    below = from_overrides(["train.rounds=3", "algorithm=fedavg", "evaluation.common.limit=5"])
-
-    config, _ = resolve([below, from_overrides([f"{section}=null"])])
-
-    assert value_at(config.tree(), section) == value_at(resolve([])[0].tree(), section)
-
-
 @pytest.mark.parametrize(
     "item",
     [

@@ -133,15 +133,6 @@ def test_sizes_and_numbers_have_limits(limit, tmp_path, monkeypatch):
     assert sum(one.stat().st_size for one in everything(tmp_path / "inside")) < 4 * len(zeros)
 
 
-def test_file_after_a_large_one_is_read(tmp_path):
-    large = bytes(3 * 2**20 + 5)
-    file = packed(
-        tmp_path / "a.tar.xz", entry("a/config.yaml", large), entry("b/config.yaml", b"end")
-    )
-
-    assert (unpacked(file, tmp_path) / "b" / "config.yaml").read_bytes() == b"end"
-
-
 @pytest.mark.parametrize(
     "content",
     [

@@ -50,14 +50,6 @@ def test_a_name_is_called_subclassed_and_compared_as_the_real_one(package):
     assert not isinstance(2, Later)
 
 
-def test_a_name_that_is_missing_is_told_when_it_is_used(package):
-    with deferred(package):
-        from shapes_of_a_test import Circle
-
-    with pytest.raises(AttributeError, match="Circle"):
-        Circle.radius  # noqa: B018
-
-
 @pytest.fixture
 def nested(tmp_path, monkeypatch):
     """A package with a module, none of which this process has imported."""

@@ -115,13 +115,6 @@ def test_flbench_is_known_by_its_version_in_a_folder_that_contains_it_too(folder
     assert set(source_hash.files("mine")) == {"mine"}
 
 
-@pytest.mark.slow
-def test_versions_of_packages_are_those_of_the_modules_and_their_imports():
-    import pydantic
-
-    assert source_hash.versions(["pydantic.main"])["pydantic"] == pydantic.VERSION
-
-
 def in_notebook(monkeypatch, *cells):
     """Return the hash of `part` after these cells of a notebook."""
     main = types.ModuleType("__main__")

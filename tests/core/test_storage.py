@@ -47,15 +47,6 @@ def test_own_rows_equal_the_given_ones_and_share_nothing_with_them(limit, tmp_pa
     assert not list(tmp_path.glob("**/.state-*"))
 
 
-def test_one_client_gets_a_copy_too(tmp_path):
-    given = rows(1)
-
-    owned = Storage(1.0, tmp_path).copied(given)
-    owned["w"].zero_()
-
-    assert given["w"].abs().sum() > 0
-
-
 @pytest.mark.slow
 def test_mapped_rows_take_no_memory_of_the_process(tmp_path):
     given = {"w": torch.ones(1).expand(256, 2**18)}  # 256 MiB if copied
@@ -112,46 +103,6 @@ def test_rows_that_are_not_measured_take_no_memory():
     assert not found["w"][[2, clients - 1]].any()
     found["w"][5] = 1.0
     assert anonymous() - before < 2**26
-
-
-@pytest.mark.parametrize("limit", [0.0, 1.0])
-def test_results_of_blocks_are_those_blocks_one_after_the_other(limit, tmp_path):
-    drawn = torch.Generator().manual_seed(0)
-    sizes, ids = [2, 0, 3, 1], torch.arange(10, 18)  # two clients failed
-    parts = []
-    for number, size in enumerate(sizes):
-        low = sum(sizes[:number])
-        tensors = {"w": torch.randn(size, 2, 3, generator=drawn), "n": torch.arange(size) + low}
-        parts.append(
-            Results(
-                ids=ids[low : low + size],
-                steps=torch.full((size,), number),
-                losses=torch.randn(size, generator=drawn),
-                kept={} if number == 1 else tensors,
-                sent=Message(tensors, {"w": tensors["w"] > 0}),
-                observed={"seen": tensors["n"]} if number else {},
-                failures=(Failure(16 + number, "its loss"),) if number < 2 else (),
-                observe_seconds=1.0,
-            )
-        )
-
-    found = gathered(iter(parts), ids, Storage(limit, tmp_path))
-
-    def joined(trees):
-        return {name: torch.cat([tree[name] for tree in trees]) for name in ("w", "n")}
-
-    assert torch.equal(found.ids, ids[:6])
-    assert torch.equal(found.losses, torch.cat([part.losses for part in parts]))
-    for tree, trees in (
-        (found.kept, [part.kept for part in parts if part.kept]),
-        (found.sent.values, [part.sent.values for part in parts]),
-    ):
-        assert all(torch.equal(tree[name], value) for name, value in joined(trees).items())
-    assert torch.equal(found.sent.mask["w"], found.sent.values["w"] > 0)
-    assert found.observed["seen"].tolist() == [0, 0, 2, 3, 4, 5]
-    assert [failure.client for failure in found.failures] == [16, 17]
-    assert found.observe_seconds == len(parts)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

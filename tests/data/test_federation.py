@@ -293,34 +293,6 @@ def test_missing_words_are_the_shares_of_the_words_in_the_clients_training_part(
     assert made.x[50, :2].tolist() == [0, 1]
 
 
-def test_table_without_any_word_in_training_parts_is_refused():
-    codes, groups = words_of([0] * 20)
-    data = replace(table(codes[:, None], groups), columns=("colour",), words=(("blue",),))
-    config = PartitionConfig(scheme="natural", min_samples=1)
-    train = build(data, DataConfig(), config, 0).partition.parts["train"][0]
-    data.x[train] = np.nan
-
-    with pytest.raises(DataError, match=r"partition\.split"):
-        build(data, DataConfig(), config, 0)
-
-
-def floats(shift: float = 5.0) -> Dataset:
-    x = np.random.default_rng(0).normal(size=(200, 2, 4, 4)) * np.array([1, 9])[:, None, None]
-    y = np.arange(200) % 2
-    return Dataset("floats", (x + shift).astype(np.float32), y, ("0", "1"), train=200)
-
-
-def test_float_images_are_normalized_per_channel():
-    config = PartitionConfig(clients=2, scheme="iid")
-    made = build(floats(), DataConfig(), config, 0)
-    train = np.sort(np.concatenate(made.partition.parts["train"]))
-
-    x = made.inputs(train, torch.float64)
-
-    assert x.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0, 0], abs=1e-5)
-    assert x.std(dim=(0, 2, 3), correction=0).tolist() == pytest.approx([1, 1], abs=1e-5)
-
-
 def test_validation_and_test_values_never_enter_the_imputation():
     groups = np.zeros(100, dtype=np.int64)
     x = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)

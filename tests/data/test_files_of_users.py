@@ -66,6 +66,7 @@ def tables() -> Iterator[Case]:
     yield case("CSV", "plain.csv", comma, values)
     yield case("an open quote", "quote.csv", comma + '50,"1', None)
     yield case("CSV with a byte order mark", "bom.csv", comma, values, "utf-8-sig")
+    yield case("CSV of Windows", "windows.csv", comma.replace("\n", "\r\n"), values)
     yield case("semicolons, decimal commas", "semicolons.csv", semicolon, values)
     yield case("a line `sep=;`", "sep.csv", "sep=;\r\n" + semicolon, values, "utf-8-sig")
     tabs = plain.to_csv(index=False, sep="\t", decimal=",")
@@ -97,6 +98,8 @@ def tables() -> Iterator[Case]:
     yield case("a date for each row", "dates.csv", dates.to_csv(index=False), None)
     years = plain.assign(site=np.resize(["2024-01-01", "2025-01-01"], ROWS))
     yield case("few dates: categories", "years.csv", years.to_csv(index=False), as_numbers(years))
+    twice = plain.set_axis(["age", "age", "site", "ill"], axis="columns")
+    yield case("two columns of one name", "twice.csv", twice.to_csv(index=False), None)
     yield case("the index of pandas", "index.csv", plain.to_csv(), None)
     numbers = plain.assign(site=plain["age"] % 7)
     headless = numbers.to_csv(index=False, header=False)
@@ -106,6 +109,8 @@ def tables() -> Iterator[Case]:
         "years as names of columns", "names.csv", years.to_csv(index=False), as_numbers(years)
     )
     yield Case("Parquet", "plain.parquet", plain.to_parquet, values)
+    typed = plain.astype({"site": "category", "age": "Int64"})
+    yield Case("Parquet, categories", "typed.parquet", typed.to_parquet, values)
     integers = numbers.set_axis([2024, 2025, 2026, 1], axis="columns")
     yield Case(
         "Parquet, integers as names", "integers.parquet", integers.to_parquet, as_numbers(integers)
@@ -116,6 +121,7 @@ def tables() -> Iterator[Case]:
 
     yield Case("Excel", "plain.xlsx", excel(plain), values)
     yield Case("Excel, missing values", "gaps.xlsx", excel(gaps), as_numbers(gaps))
+    yield Case("Excel, two columns of one name", "twice.xlsx", excel(twice), None)
     yield Case("Excel, numbers as texts", "texts.xlsx", excel(quoted), None)
 
 

@@ -70,8 +70,3 @@ def test_names_of_the_hub_and_folders_are_data_sets(asked, tmp_path, monkeypatch
         with pytest.raises(DataError, match="no such data set"):
             sources.load(DataConfig(name=f"hf:{name}"))
     assert asked == ["ylecun/mnist", str(tmp_path / "pandas"), "saved"]
-
-
-def test_column_of_clients_is_for_hugging_face():
-    with pytest.raises(DataError, match=r"`data\.client`"):
-        sources.load(DataConfig(client="foldr"))

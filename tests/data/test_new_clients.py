@@ -59,6 +59,8 @@ def test_clients_are_held_out_by_their_names(dataset):
             held(*wanted)
     with pytest.raises(ConfigError, match="`a`"):
         build(dataset, DATA, PartitionConfig(new_clients=["a"]), seed=0)
+    with pytest.raises(ConfigError, match="new_clients"):
+        build(dataset, DATA, PartitionConfig(clients=5, new_clients=5), seed=0)
 
 
 def test_new_clients_that_are_not_drawn_unknown_or_all_are_refused(dataset):
@@ -103,8 +105,3 @@ def test_gaps_of_tables_are_filled_without_the_means_of_new_clients():
     assert len(own.offset) == 7
     assert own.offset[5].numpy() == pytest.approx(np.nanmean(x[rows], axis=0), rel=1e-4, abs=1e-6)
     assert set(own.owner[rows].tolist()) == {5}
-
-
-def test_more_new_clients_than_there_are_is_an_error(dataset):
-    with pytest.raises(ConfigError, match=r"partition\.new_clients=5"):
-        build(dataset, DATA, PartitionConfig(clients=5, new_clients=5), seed=0)

@@ -116,18 +116,6 @@ def test_wrong_transformations_are_refused(transform):
         made(colour(), PartitionConfig(scheme="object", clients=4))
 
 
-def test_schemes_transform_rows_of_tables():
-    def scheme(y, clients, rng):
-        return np.array_split(np.arange(len(y)), clients), lambda x, y, client, rng: (x + client, y)
-
-    table, x = rows_of_a_table(), rows_of_a_table().x
-    with offered({"partition": scheme}):
-        found = made(table, PartitionConfig(scheme="object", clients=4))
-    for client in range(4):
-        rows = found.partition.rows(client)
-        assert np.array_equal(found.x[rows], x[rows] + client)
-
-
 def test_labels_are_permuted_alike_in_all_parts():
     plain, found = made(), made(labels=True, groups=3)
     again = made(labels=True, groups=3)

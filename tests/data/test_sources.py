@@ -12,7 +12,7 @@ from PIL import Image
 from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError
 from flbench.core.parts import offered
-from flbench.data import catalogue, folders, npz_files, sources, tables
+from flbench.data import folders, npz_files, sources, tables
 from flbench.data import images as image_files
 from flbench.data.folders import Folder
 from flbench.data.own import Data
@@ -65,19 +65,13 @@ def test_names_are_looked_up_as_npz_then_zip_then_folder(tmp_path):
     assert sources.load(DataConfig(name="mine", root=tmp_path)).classes == ("0", "1", "2", "3")
 
 
-def test_npz_joins_validation_to_train(tmp_path):
+def test_npz_joins_validation_to_train_and_names_natural_clients(tmp_path):
     extra = {"val_images": np.zeros((5, 8, 8), np.uint8), "val_labels": np.zeros((5, 1))}
-
     data = load(write_npz(tmp_path / "x.npz", n=40, **extra))
-
     assert (len(data.y), data.train) == (65, 45)
 
-
-def test_npz_groups_name_natural_clients(tmp_path):
     groups = np.array(["ward b", "ward a"] * 20)
-
     data = load(write_npz(tmp_path / "x.npz", n=40, train_groups=groups))
-
     assert data.groups[:4].tolist() == [1, 0, 1, 0]
     assert (data.groups[40:] == -1).all()
     assert data.group_names == ("ward a", "ward b")
@@ -161,71 +155,51 @@ def test_images_of_every_kind_from_zip_and_folder(tmp_path, kind, folder):
 @pytest.mark.parametrize("top", ["", "flowers/"])
 @pytest.mark.parametrize("folder", [False, True])
 def test_class_folders_without_parts_belong_to_the_train_part(tmp_path, top, folder):
-    entries = {
-        f"{top}{label}/{k}.png": picture(20 * k + 100 * (label == "invalid"))
-        for label in ("valid", "invalid")
-        for k in range(3)
-    }
+    entries = {f"{top}{label}/{k}.png": picture(k) for label in ("valid", "a") for k in (5, 9)}
     path = write_zip(tmp_path / "x.zip", entries)
     if folder:
         zipfile.ZipFile(path).extractall(path := tmp_path / "x")
 
     data = load(path)
 
-    assert data.classes == ("invalid", "valid")
-    assert data.train == len(data.y) == 6
-    assert data.y.tolist() == [0, 0, 0, 1, 1, 1]
-    assert data.x[:, 0, 1, 1].tolist() == [100, 120, 140, 0, 20, 40]
+    assert (data.classes, data.train) == (("a", "valid"), 4)
+    assert data.y.tolist() == [0, 0, 1, 1]
+    assert data.x[:, 0, 1, 1].tolist() == [5, 9, 5, 9]
 
 
 @pytest.mark.parametrize("top", ["", "clinics/"])
 def test_folders_of_clients_are_natural_clients(tmp_path, top):
     entries = {
-        f"{top}{client}/{label}/{k}.png": picture(100 * (client == "west") + 10 * k + ord(label))
+        f"{top}{client}/{label}/0.png": picture(100 * (client == "west") + ord(label))
         for client, labels in (("west", "ab"), ("east", "bc"))
         for label in labels
-        for k in range(2)
     }
     path = write_zip(tmp_path / "x.zip", entries)
 
     data = load(path, client="folder")
 
     assert data.group_names == ("east", "west")
-    assert data.groups.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert data.classes == ("a", "b", "c")
-    assert data.y.tolist() == [1, 1, 2, 2, 0, 0, 1, 1]
-    assert data.train == 8
-    # `b` has the code 98.
-    assert data.x[:, 0, 1, 1].tolist() == [98, 108, 99, 109, 197, 207, 198, 208]
-    assert data.notes == ()
+    assert data.groups.tolist() == [0, 0, 1, 1]
+    assert (data.classes, data.y.tolist(), data.train) == (("a", "b", "c"), [1, 2, 0, 1], 4)
+    assert data.x[:, 0, 1, 1].tolist() == [98, 99, 197, 198]  # `b` has the code 98
     with pytest.raises(DataError, match=r"data\.client=folder"):
         load(path)
 
 
-def test_one_coloured_image_makes_the_set_coloured(tmp_path):
-    entries = images() | {"train/a/0.png": picture(9, grey=False)}
-
-    data = load(write_zip(tmp_path / "x.zip", entries))
-
-    assert data.x.shape == (12, 3, 6, 6)
-    assert data.x[0, :, 0, 0].tolist() == [255, 0, 0]
-
-
-def test_images_are_decoded_once(tmp_path, monkeypatch):
-    path = write_zip(tmp_path / "x.zip", images())
+def test_one_coloured_image_makes_the_set_coloured_and_images_are_decoded_once(
+    tmp_path, monkeypatch
+):
+    path = write_zip(tmp_path / "x.zip", images() | {"train/a/0.png": picture(9, grey=False)})
     first = load(path)
+    assert first.x.shape == (12, 3, 6, 6)
+    assert first.x[0, :, 0, 0].tolist() == [255, 0, 0]
+    with monkeypatch.context() as patch:
+        patch.setattr(image_files, "decode", None)
+        assert np.array_equal(load(path).x, first.x)
 
-    monkeypatch.setattr(image_files, "decode", None)
+    changed = load(write_zip(tmp_path / "x.zip", images() | {"train/a/0.png": picture(77)}))
 
-    assert np.array_equal(load(path).x, first.x)
-
-
-def test_changed_images_are_decoded_again(tmp_path):
-    load(write_zip(tmp_path / "x.zip", images()))
-
-    data = load(write_zip(tmp_path / "x.zip", images() | {"train/a/0.png": picture(77)}))
-
-    assert data.x[0, 0, 3, 3] == 77
+    assert changed.x[0, 0, 3, 3] == 77
 
 
 WARDS = {
@@ -360,7 +334,6 @@ def test_files_that_are_not_read_are_counted_by_a_note(tmp_path, as_zip):
         (b"ill\n0\n1\n", "`ill`"),
         (b"x,ill\n1,0\n2,0\n", "`ill`"),
         (b"x,y\n" + b"".join(b"1,%d.5\n" % k for k in range(50)), r"`y` .*data\.label"),
-        (b"5.1,3.5,1.4,setosa\n1,1,1,0\n", r"a\.csv"),
         (b"-3e2,7,7.5,1\n1,1,1,0\n", r"a\.csv"),
         *(
             (f'a,b,y\n"{value}",1,0\n"{value}",2,1\n'.encode(), "`a`")
@@ -383,25 +356,19 @@ def test_names_that_results_cannot_have_are_refused_before_training(tmp_path):
             load(write_npz(tmp_path / "x.npz", n=40, **arrays))
 
 
-@pytest.mark.parametrize(
-    ("label", "y"),
-    [
-        ("ill > 0", [0, 1, 0, 1, 0]),
-        ("age<=50", [1, 1, 1, 0, 0]),
-        ("age >= 60", [0, 0, 0, 1, 1]),
-        ("ill == 2.", [0, 0, 0, 1, 0]),
-        ("ill<+.5e0", [1, 0, 1, 0, 1]),
-        ("ill", [0, 1, 0, 2, 0]),
-    ],
-)
-def test_label_is_a_column_or_a_rule(tmp_path, label, y):
-    assert load(write_zip(tmp_path / "x.zip", WARDS), label=label).y.tolist() == y
-
-
-def test_names_of_labels_may_have_signs_and_their_numbers_are_exact(tmp_path):
+def test_label_is_a_column_or_a_rule(tmp_path):
+    path = write_zip(tmp_path / "x.zip", WARDS)
+    for label, y in {
+        "ill > 0": [0, 1, 0, 1, 0],
+        "age<=50": [1, 1, 1, 0, 0],
+        "age >= 60": [0, 0, 0, 1, 1],
+        "ill == 2.": [0, 0, 0, 1, 0],
+        "ill<+.5e0": [1, 0, 1, 0, 1],
+        "ill": [0, 1, 0, 2, 0],
+    }.items():
+        assert load(path, label=label).y.tolist() == y
     text = b"x,a<b,word\n1,1234567,cat\n2,1234568,ape\n3,1234567.0,cat\n"
-    file = write_zip(tmp_path / "x.zip", {"a.csv": text})
-
+    file = write_zip(tmp_path / "y.zip", {"a.csv": text})
     assert load(file, label="a<b").classes == ("1234567", "1234568")
     assert load(file, label="a<b > 1234567").y.tolist() == [0, 1, 0]
     assert load(file).y.tolist() == [1, 0, 1]
@@ -422,43 +389,29 @@ def test_words_become_positions_among_the_sorted_words_of_all_files(tmp_path):
     assert data.x[:, 1].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(
-    ("words", "is_refused"),
-    [
-        ([f"name {k}" for k in range(60)], True),
-        ([f"name {k % 30}" for k in range(60)], False),
-        ([f"name {k % 1000}" for k in range(3000)], False),
-        ([f"name {k % 1001}" for k in range(3003)], True),
-        (["one", *[""] * 59], False),
-    ],
-)
-def test_column_of_identifiers_is_refused_by_its_name(tmp_path, words, is_refused):
-    lines = "".join(f"{word},{k},{k % 2}\n" for k, word in enumerate(words))
-    path = write_zip(tmp_path / "x.zip", {"a.csv": f"id,x,y\n{lines}".encode()})
+def test_column_of_identifiers_is_refused_by_its_name(tmp_path):
+    def read(words):
+        lines = "".join(f"{word},{k},{k % 2}\n" for k, word in enumerate(words))
+        return load(write_zip(tmp_path / "x.zip", {"a.csv": f"id,x,y\n{lines}".encode()}))
 
-    if is_refused:
+    for words in ([f"name {k}" for k in range(60)], [f"name {k % 1001}" for k in range(3003)]):
         with pytest.raises(DataError, match=r"`id`.*data\.drop"):
-            load(path)
-    else:
-        assert len(load(path).words[0]) == len(set(words) - {""})
+            read(words)
+    for words in ([f"name {k % 30}" for k in range(60)], ["one", *[""] * 59]):
+        assert len(read(words).words[0]) == len(set(words) - {""})
 
 
-@pytest.mark.parametrize(
-    ("files", "names"),
-    [
-        (["north.csv", "south.csv"], ("north", "south")),
-        (["top/north.csv", "top/south.csv"], ("north", "south")),
-        (["north/data.csv", "south/data.csv"], ("north", "south")),
-        (["a/1.csv", "b/1.csv", "b/2.csv"], ("a/1", "b/1", "b/2")),
-        (["only.csv"], ("only",)),
-        (["v1.0.csv", "v1.1.csv"], ("v1.0", "v1.1")),
-        (["a.CSV", "a.csv"], ("a.CSV", "a.csv")),
-    ],
-)
-def test_clients_of_tables_have_the_names_of_their_files(tmp_path, files, names):
-    data = load(write_zip(tmp_path / "x.zip", dict.fromkeys(files, WARDS["north.csv"])))
-
-    assert data.group_names == names
+def test_clients_of_tables_have_the_names_of_their_files(tmp_path):
+    for files, names in {
+        ("north.csv", "south.csv"): ("north", "south"),
+        ("top/north.csv", "top/south.csv"): ("north", "south"),
+        ("north/data.csv", "south/data.csv"): ("north", "south"),
+        ("a/1.csv", "b/1.csv", "b/2.csv"): ("a/1", "b/1", "b/2"),
+        ("v1.0.csv", "v1.1.csv"): ("v1.0", "v1.1"),
+        ("a.CSV", "a.csv"): ("a.CSV", "a.csv"),
+    }.items():
+        path = write_zip(tmp_path / "x.zip", dict.fromkeys(files, WARDS["north.csv"]))
+        assert load(path).group_names == names
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -527,15 +480,6 @@ def test_real_files_have_the_published_sizes():
         assert (data.train, len(data.y) - data.train, len(data.classes)) == (train, test, classes)
 
 
-def test_torchvisions_files_are_found_where_it_put_them(tmp_path):
-    config = DataConfig(name="mnist", root=tmp_path)
-    assert catalogue.location(config) is None
-
-    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
-
-    assert catalogue.location(config) == str(tmp_path / "MNIST" / "raw")
-
-
 def write_folder(path: Path, entries: dict[str, bytes]) -> Path:
     for name, content in entries.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -568,11 +512,7 @@ def test_columns_in_another_order_are_read_by_name(tmp_path, label):
     expected = load(write_zip(tmp_path / "y.zip", WARDS), label=label)
     assert data.columns == expected.columns
     assert data_hash(data) == data_hash(expected)
-
-
-def test_last_column_of_tables_in_another_order_is_no_label(tmp_path):
-    file = write_zip(tmp_path / "x.zip", {**WARDS, "south.csv": b"ill,age,bp\n2,60,2\n0,70,3\n"})
-
+    file = write_zip(tmp_path / "z.zip", {**WARDS, "south.csv": b"ill,age,bp\n2,60,2\n0,70,3\n"})
     with pytest.raises(DataError, match=r"data\.label"):
         load(file)
     assert load(file, label="ill").x[3:].tolist() == [[60, 2], [70, 3]]
@@ -598,9 +538,6 @@ def test_dropped_columns_are_as_if_the_files_had_not_had_them(tmp_path):
 
     assert data_hash(found) == data_hash(expected)
     assert found.columns == expected.columns == ("x", "word")
-    frame = pd.DataFrame({"id": [f"p{k}" for k in range(24)], "x": expected.x[:, 0]})
-    frame = frame.assign(word=list("ab" * 12), y=[str(k % 3 > 0) for k in range(24)])
-    assert np.array_equal(Data(frame, drop=["id"]).dataset.x, expected.x)
     others = ["id", "Unnamed: 4"]
     for keys, named in (
         ({"drop": [*others, "iid"]}, r"data\.drop.*`iid`"),
@@ -609,8 +546,6 @@ def test_dropped_columns_are_as_if_the_files_had_not_had_them(tmp_path):
     ):
         with pytest.raises(DataError, match=named):
             load(paths[1], **keys)
-    with pytest.raises(DataError, match=r"`drop`.*`word`"):
-        Data(frame, drop=["id", "word"], client="word")
     file = write_zip(tmp_path / "x.zip", {"a.csv": b"a,2020,7,y\n1,2,0,3\n2,3,1,4\n2.5,3,0,3\n"})
     data = load(file, drop=[2020, "y"], label=7)
     assert (data.columns, data.y.tolist()) == (("a",), [0, 1, 0])
@@ -716,14 +651,6 @@ def test_zip_files_that_cannot_be_unpacked_are_refused(tmp_path, monkeypatch):
     assert len(load(whole).x) == 4
 
 
-def test_a_zip_file_is_unpacked_once(tmp_path, monkeypatch):
-    path = write_zip(tmp_path / "x.zip", WARDS)
-    first = load(path)
-    monkeypatch.setattr(zipfile.ZipFile, "extract", None)
-
-    assert data_hash(load(path)) == data_hash(first)
-
-
 def test_backslashes_of_windows_are_slashes(tmp_path):
     entries = {name.replace("/", "\\"): content for name, content in images().items()}
 
@@ -770,16 +697,16 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_changes_nothing(tmp_path, 
         load(path)
 
 
-@pytest.mark.parametrize("target", ["..", "../..", "."])
-def test_links_to_a_folder_above_are_not_followed(tmp_path, target):
+def test_links_to_a_folder_above_are_not_followed(tmp_path):
     folder = write_folder(tmp_path / "x", class_folders())
-    (folder / "a" / "up").symlink_to(target)
-    if target == "../..":  # a loop over two folders
-        (tmp_path / "y").mkdir()
-        (folder / "a" / "up").unlink()
-        (folder / "a" / "up").symlink_to("../../y")
-        (tmp_path / "y" / "down").symlink_to("../x/a")
-
+    link = folder / "a" / "up"
+    for target in ("..", "."):
+        link.symlink_to(target)
+        assert len(load(folder).x) == 4
+        link.unlink()
+    (tmp_path / "y").mkdir()  # a loop over two folders
+    link.symlink_to("../../y")
+    (tmp_path / "y" / "down").symlink_to("../x/a")
     assert len(load(folder).x) == 4
 
 
@@ -799,18 +726,14 @@ def test_pipes_and_names_that_are_not_utf8_are_refused(tmp_path):
     [
         (b"age,bp,ill\n30,low,0\n30,high,0\n", None, "row 1 .*`bp`"),
         (b"age,bp,ill\n30,inf,0\n", None, "row 1 .*`bp`"),
-        (b"age,bp,ill\n1,1e39,0\n", None, "row 1 .*`bp`"),
         (b"age,bp,ill\n30,1_0,0\n", None, "row 1 .*`bp`"),
         (b'age,bp,ill\n"3\n0",1,0\n1,2\n', None, "line 4 "),
         (b"age,ill,bp\n1,0,2\n30,1\n", "ill", "line 3 "),
         (b"age,bp,ill\n30,1,0\n3,5,-nan\n", None, "row 2 .*`ill`"),
-        (b"age,bp,ill\n", None, ""),
         (b"", None, ""),
         (b"age,bq,ill\n1,2,0\n", None, "bq"),
         (b"age,bp,ill\n1,2,0\n", "sick", "sick"),
         (b"age,bp,ill\n\n1,2,yes\n", "ill > 0", "row 1 .*'yes'"),
-        (b"Unnamed: 0,age,bp,ill\n0,30,1,0\n", None, ""),
-        (b"age,age,ill\n30,1,0\n", None, "age"),
         (b"age;bp;ill\n3,5;1;0\n2,5,3;1;0\n", None, "row 1 .*`age`"),
     ],
     ids=lambda value: str(value)[:40],
@@ -833,16 +756,6 @@ def test_rows_of_a_table_to_predict_keep_their_places(tmp_path):
     x = features_of(Folder(tmp_path / "x.csv"), "x.csv", ["b", "a"], [(), ()])
 
     assert np.array_equal(x, [[2, 1], [np.nan] * 2, [4, 3], [np.nan] * 2], equal_nan=True)
-
-
-def test_empty_rows_between_others_have_no_label_and_those_at_the_end_are_left_out(tmp_path):
-    rows = [f"{k},{k % 2}" for k in range(20)]
-    (tmp_path / "end.csv").write_text("\n".join(["a,y", *rows, ",", ","]))
-    (tmp_path / "gap.csv").write_text("\n".join(["a,y", *rows[:3], ",", *rows[3:]]))
-
-    assert len(load(tmp_path / "end.csv").x) == 20
-    with pytest.raises(DataError, match="row 4 "):
-        load(tmp_path / "gap.csv")
 
 
 def test_words_of_tables_are_those_of_csv_files():
@@ -903,12 +816,10 @@ def test_linked_client_folders_and_tables_are_read(tmp_path):
     "content",
     [
         PLAIN.to_csv(index=False, sep="|"),
-        "sep=,\n" + PLAIN.to_csv(index=False),
-        "\ufeffSEP=;\r\n" + PLAIN.to_csv(index=False, sep=";", decimal=",", lineterminator="\r\n"),
         PLAIN.to_csv(index=False, quoting=1).replace(",", ", "),
     ],
 )
-def test_bars_quotes_and_a_line_that_names_the_separator_are_read(tmp_path, content):
+def test_bars_and_quotes_are_read(tmp_path, content):
     data = load(write_zip(tmp_path / "x.zip", {"a.csv": content.encode()}))
 
     assert data.x.tolist() == [[1.5, 0], [2.25, 1], [3.5, 0], [4, 1]]

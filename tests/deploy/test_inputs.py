@@ -110,17 +110,6 @@ def test_files_are_predicted_and_wrong_samples_refused(finished, tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_vectorized_engine_trains_the_same_models(finished, tmp_path):
-    _, x, _, _, keys = finished
-    other, _ = run(tmp_path, *keys, "engine.name=vectorized", "engine.precision=64-true")
-    sequential, _ = run(tmp_path / "s", *keys, "engine.precision=64-true")
-
-    one, two = (loading.load(folder, 1).predict(x[:20]) for folder in (sequential, other))
-
-    torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.slow
 def test_next_characters_of_a_text_are_predicted(tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     for name, text in (("a", "abcd" * 40), ("b", "dcba" * 40)):

@@ -643,14 +643,3 @@ def test_names_that_metrics_csv_cannot_hold_are_refused(tmp_path, monkeypatch, p
 
     assert repr(name) in str(error.value)
     assert not list(tmp_path.rglob("metrics.csv"))
-
-
-@pytest.mark.parametrize("value", ["much", torch.ones(2)])
-def test_a_metric_of_the_server_is_a_number(tmp_path, monkeypatch, value):
-    class Valued(ALGORITHMS.find("fedavg")):
-        def aggregate(self, state, results):
-            return replace(super().aggregate(state, results), metrics={"share": value})
-
-    monkeypatch.setitem(ALGORITHMS, "valued", Valued)
-    with pytest.raises(ConfigError, match="'share'"):
-        run(tmp_path, "algorithm=valued", "train.rounds=1")

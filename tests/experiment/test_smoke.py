@@ -382,10 +382,8 @@ class Copy:
 class Named(FedAvg):
     """A method of two stages whose names agree; a subclass changes one of them."""
 
-    statistic, key, entry, leaf, sent, read = "sizes", "n", "sizes.n", "size", "size", "size"
-    weight, number, kept, masks, mask, reply = "mu", "mu", "old", (("old", "held"),), "old", "old"
-    server, client, train, reduce, model = "momentum", "old", None, "sum", "old"
-    changed = "momentum"
+    statistic, entry, sent, reduce = "sizes", "sizes.n", "size", "sum"
+    kept, masks, mask, reply, model = "old", (("old", "held"),), "old", "old", "old"
     stage = 0  # the stage that has the names of the subclass
 
     def stages(self):
@@ -402,9 +400,9 @@ class Named(FedAvg):
     def program(self, state):
         names = self.names(state)
         steps = (
-            Statistic(names.statistic, Sum(names.key), reduce=names.reduce),
-            Transform(Copy(names.entry, names.leaf)),
-            self.phase(CrossEntropy(weight=names.weight), train=names.train),
+            Statistic(names.statistic, Sum("n"), reduce=names.reduce),
+            Transform(Copy(names.entry, "size")),
+            self.phase(CrossEntropy(weight="mu")),
         )
         program = super().program(state)
         keeps, sends = {names.kept, "held"}, program.sends | {names.sent, "old"}
@@ -414,13 +412,13 @@ class Named(FedAvg):
         names = self.names(state)
         mask = {names.mask: torch.ones(3, dtype=torch.bool)}
         shared = Message(only(state.server, self.split()[1]) | {"old": torch.zeros(3)}, mask)
-        return Dispatch(shared, numbers={names.number: 1.0})
+        return Dispatch(shared, numbers={"mu": 1.0})
 
     def aggregate(self, state, results):
         names = self.names(state)
-        size = results.sent.values[names.read]
+        size = results.sent.values["size"]
         mean = super().aggregate(state, results).server
-        changed = {names.changed: state.server[names.server] + state.clients[names.client].sum()}
+        changed = {"momentum": state.server["momentum"] + state.clients["old"].sum()}
         reply = Message({names.reply: size[:, None].expand(-1, 3)})
         return Update(mean | changed, reply)
 
@@ -523,34 +521,9 @@ class Guarded(Centred):
         return replace(program, steps=(self.phase(CrossEntropy(weight="c")),))
 
 
-class Computed(FedAvg):
-    """Names are computed, and tensors that may be missing are asked for."""
-
-    def program(self, state):
-        program = super().program(state)
-        steps = (*program.steps, Transform(Optional(4)))
-        return replace(program, steps=steps, sends=program.sends | set(map("x{}".format, range(4))))
-
-    def aggregate(self, state, results):
-        for k in range(4):
-            results.sent.values[f"x{k}"]
-        results.sent.values.get("another")
-        state.server.get("another")
-        return super().aggregate(state, results)
-
-
-@dataclass(frozen=True)
-class Optional:
-    count: int
-
-    def __call__(self, context):
-        return {f"x{k}": context.ctx.get(f"y{k}", torch.zeros(())) for k in range(self.count)}
-
-
-@pytest.mark.parametrize("kind", [Guarded, Computed])
-def test_a_name_that_is_computed_or_comes_later_is_no_error(tmp_path, kind):
-    with method_named("computed", kind):
-        small_run(tmp_path, "algorithm=computed")
+def test_a_name_that_comes_later_is_no_error(tmp_path):
+    with method_named("guarded", Guarded):
+        small_run(tmp_path, "algorithm=guarded")
 
 
 HISTORY, DRAW = [], np.random.default_rng(0)
@@ -627,31 +600,24 @@ class OwnMethod(FedAvg):
         return replace(update, server={k: v * factor for k, v in update.server.items()})
 
 
-class DrawsInAggregate(OwnMethod):
-    def aggregate(self, state, results):
-        factor = 1 + 0.1 * float(np.random.default_rng().random())
-        return self.scaled(super().aggregate(state, results), factor)
+def method(**changes):
+    """Return a method in which f(self, found, *given) changes what a hook of FedAvg has found."""
+
+    def changed(hook, change):
+        return lambda self, *given: change(self, getattr(FedAvg, hook)(self, *given), *given)
+
+    hooks = {hook: changed(hook, change) for hook, change in changes.items()}
+    return type("Changed", (OwnMethod,), hooks)
 
 
-class DrawsInDispatch(OwnMethod):
-    def dispatch(self, state, ids):
-        return replace(super().dispatch(state, ids), numbers={"mu": time.perf_counter()})
-
-    def deploy(self, state, ids):
-        models = super().deploy(state, ids)
-        return {k: replace(v, dispatch=self.dispatch(state, ids)) for k, v in models.items()}
-
-
-class DrawsInInit(OwnMethod):
-    def init(self, start):
-        server, clients = super().init(start)
-        return {k: v + random.SystemRandom().random() for k, v in server.items()}, clients
+def drawn():
+    return 1 + 0.1 * random.SystemRandom().random()
 
 
 class DrawsWhenMade(OwnMethod):
     def __init__(self, config, setting):
         super().__init__(config, setting)
-        self.factor = 1 + random.SystemRandom().random()
+        self.factor = drawn()
 
     def aggregate(self, state, results):
         return self.scaled(super().aggregate(state, results), self.factor)
@@ -670,15 +636,26 @@ class KeepsMomentum(OwnMethod):
         return self.scaled(update, 0.9)
 
 
-@pytest.mark.parametrize(
-    "method", [DrawsInAggregate, DrawsInDispatch, DrawsInInit, DrawsWhenMade, KeepsMomentum]
-)
-def test_a_method_whose_server_depends_on_something_outside_its_state_is_refused(tmp_path, method):
+OUTSIDE = [
+    *(DrawsWhenMade, KeepsMomentum),
+    method(aggregate=lambda self, found, *_: self.scaled(found, drawn())),
+    method(
+        dispatch=lambda self, found, *_: replace(found, numbers={"mu": time.perf_counter()}),
+        deploy=lambda self, found, state, ids: {
+            name: replace(one, dispatch=self.dispatch(state, ids)) for name, one in found.items()
+        },
+    ),
+    method(init=lambda self, found, _: ({k: drawn() * v for k, v in found[0].items()}, found[1])),
+]
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_a_method_whose_server_depends_on_something_outside_its_state_is_refused(tmp_path, kind):
     # With many clients, two draws are hardly ever equal.
     many = keys(tmp_path / "out") | {"partition": fl.IID(clients=60, samples=600)}
 
-    with pytest.raises(ConfigError, match=f"`{method.__name__.lower()}`"):
-        fl.run(method, data="digits", **many)
+    with pytest.raises(ConfigError, match=f"`{kind.__name__.lower()}`"):
+        fl.run(kind, data="digits", **many)
     assert not (tmp_path / "out").exists()
 
 
@@ -709,32 +686,24 @@ class Legitimate(OwnMethod):
         return replace(super().aggregate(state, results), metrics={"seconds": seconds})
 
 
-class NeedsAll(OwnMethod):
-    """A round of fewer clients fails."""
-
-    def aggregate(self, state, results):
-        assert len(results.ids) == self.setting.clients == 3
-        return super().aggregate(state, results)
+def needs_all(self, found, state, results):
+    assert len(results.ids) == self.setting.clients == 3
+    return found
 
 
-@pytest.mark.parametrize("method", [Legitimate, NeedsAll])
-def test_a_method_may_log_remember_what_it_computed_and_read_a_clock(tmp_path, method):
-    ours = fl.run(method, data="digits", **keys(tmp_path / "a"))
+@pytest.mark.parametrize("kind", [Legitimate, method(aggregate=needs_all)])
+def test_a_method_may_log_remember_what_it_computed_and_read_a_clock(tmp_path, kind):
+    ours = fl.run(kind, data="digits", **keys(tmp_path / "a"))
 
     assert ours.digest == fl.run("fedavg", data="digits", **keys(tmp_path / "b")).digest
-
-
-class StartsElsewhere(OwnMethod):
-    def init(self, start):
-        server, clients = super().init(start)
-        return {k: v * 0 if v.is_floating_point() else v for k, v in server.items()}, clients
 
 
 def test_weights_that_init_changes_are_those_that_clients_begin_with(tmp_path):
     """Clients with a learning rate near zero return what they were sent."""
     short = keys(tmp_path)
     short["train"] = {**short["train"], "rounds": 1, "optimizer": {"lr": 1e-12}}
-    ours = fl.run(StartsElsewhere, data="digits", **short)
+    zeros = method(init=lambda self, found, _: ({k: v * 0 for k, v in found[0].items()}, found[1]))
+    ours = fl.run(zeros, data="digits", **short)
 
     assert all(float(one.detach().abs().max()) < 1e-6 for one in ours.model().parameters())
 
@@ -757,56 +726,6 @@ def test_a_class_of_lightning_modules_with_random_numbers_of_its_own_is_refused(
         fl.federate(kind, "digits", method="fedavg", **keys(tmp_path))
 
 
-class Begun(Module):
-    """It logs the time since it was made, and draws weights from NumPy's global generator."""
-
-    def __init__(self):
-        super().__init__()
-        self.begin = time.time()
-        with torch.no_grad():
-            self.fc.weight += float(np.random.rand())
-
-    def training_step(self, batch, index):
-        self.log("elapsed", time.time() - self.begin)
-        return super().training_step(batch, index)
-
-
-def test_a_lightning_module_may_log_a_clock_and_draw_weights_from_numpy(tmp_path):
-    found = []
-    for seed in (1, 2):
-        np.random.seed(seed)  # as in another process
-        short = keys(tmp_path / str(seed))
-        found.append(fl.federate(Begun, "digits", method="fedavg", **short).digest)
-
-    assert found[0] == found[1]
-
-
-class Raises(OwnMethod):
-    def aggregate(self, state, results):
-        return super().aggregate(state, results) if state.round < 1 else {}["late"]
-
-
-class ReturnsRows(OwnMethod):
-    def aggregate(self, state, results):
-        found = super().aggregate(state, results).server
-        return Update({name: value[None] for name, value in found.items()})
-
-
-class WeighsByLosses(OwnMethod):
-    def weights(self, results):
-        return torch.softmax(-results.losses, dim=0)
-
-
-class WeighsOne(OwnMethod):
-    def weights(self, results):
-        return super().weights(results)[:1]
-
-
-class CountsInATerm(OwnMethod):
-    def terms(self):
-        return (*super().terms(), CountingTerm())
-
-
 class CountingTerm:
     """A term that counts its calls within a program."""
 
@@ -820,42 +739,34 @@ class CountingTerm:
         return context.out.logits.square().mean() * self.calls
 
 
-class TakesTwice(OwnMethod):
-    def cohort(self, state, draw):
-        return torch.tensor([0, 0, 1])
+def in_place(self, found, state, ids):
+    for value in state.server.values():
+        value.mul_(0.5)
+    return found
 
 
-class DispatchesInPlace(OwnMethod):
-    def dispatch(self, state, ids):
-        for value in state.server.values():
-            value.mul_(0.5)
-        return super().dispatch(state, ids)
+def softmax(self, found, results):
+    return torch.softmax(-results.losses, dim=0)  # losses may be NaN
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        *(Raises, CountsInATerm, TakesTwice, DispatchesInPlace),
-        *(ReturnsRows, WeighsByLosses, WeighsOne),
-    ],
-)
-def test_what_a_method_returns_is_checked_before_it_counts(tmp_path, method):
+def with_rows(update):
+    return Update({name: value[None] for name, value in update.server.items()})
+
+
+RETURNED = {
+    "rows": method(aggregate=lambda self, found, *_: with_rows(found)),
+    "weights by losses": method(weights=softmax),
+    "one weight": method(weights=lambda self, found, _: found[:1]),
+    "a term that counts": method(terms=lambda self, found: (*found, CountingTerm())),
+    "a client twice": method(cohort=lambda self, *_: torch.tensor([0, 0, 1])),
+    "a change in place": method(dispatch=in_place),
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED.values(), ids=RETURNED)
+def test_what_a_method_returns_is_checked_before_it_counts(tmp_path, kind):
     with pytest.raises(ConfigError):
-        fl.run(method, data="digits", **keys(tmp_path))
-
-
-class HasNotMeasured(OwnMethod):
-    """The server has a number that is not known yet, and a term keeps a dimension."""
-
-    def cohort(self, state, draw):
-        return super().cohort(state, draw).int()
-
-    def init(self, start):
-        server, clients = super().init(start)
-        return {**server, "best": torch.tensor(float("nan"))}, clients
-
-    def terms(self):
-        return (*super().terms(), KeepsDimension())
+        fl.run(kind, data="digits", **keys(tmp_path))
 
 
 @dataclass(frozen=True)
@@ -869,4 +780,10 @@ class KeepsDimension:
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_numbers_that_are_nan_and_tensors_of_one_number_are_accepted(tmp_path, engine):
-    assert fl.run(HasNotMeasured, data="digits", **keys(tmp_path, engine)).digest
+    """The server has a number that is not known yet, and a term keeps a dimension."""
+    kind = method(
+        cohort=lambda self, found, *_: found.int(),
+        init=lambda self, found, _: (found[0] | {"best": torch.tensor(torch.nan)}, found[1]),
+        terms=lambda self, found: (*found, KeepsDimension()),
+    )
+    assert fl.run(kind, data="digits", **keys(tmp_path, engine)).digest

@@ -97,14 +97,6 @@ def test_nets_whose_samples_depend_on_each_other_are_known(between, expected):
     assert trial.mixes(net) == expected
 
 
-def test_trials_change_neither_statistics_nor_modes():
-    given = Two(between=nn.BatchNorm1d(16))
-    net = made(given)
-
-    assert int(net.backbone.between.num_batches_tracked) == 0
-    assert all(module.training for module in net.modules())
-
-
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
