@@ -1,7 +1,9 @@
 """DisPFL: sparse personal models, averaged where their masks overlap (Dai et al., ICML 2022)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -31,7 +33,8 @@ class DisPFL(Gossip):
     trained an entry, it is zero. The trained model is evaluated with m_i (`personal@local`, and
     with `after_training`, as its authors do), the mixed model with n_i. Layers have the densities
     of `sparse.erk`; norms, biases and statistics are dense and mixed by means. A client sends m_i
-    and the entries inside it to each neighbour, and keeps its weights and n_i.
+    and the entries inside it to each neighbour, and keeps the mixed weights and n_i, which masks
+    them at the beginning of the client's next round and in evaluations.
 
     Deviations: neighbours may have different weights (`mixing`; equal weights are the paper's
     formula). The gradient for new entries is taken in eval mode, on `train.batch_size` samples
@@ -101,6 +104,7 @@ class DisPFL(Gossip):
         names = self.masked()
         masks, weights = tuple(MASK + name for name in names), fl.bind(sparse.inside, names)
         return (
+            fl.Transform(fl.bind(kept, names)),
             self.phase(*self.terms(), weights=weights),
             Second(TRAINED, masks).copy(),
             fl.Transform(fl.bind(pack, masks)),
@@ -113,8 +117,10 @@ class DisPFL(Gossip):
             program,
             sends=program.sends | {"bits"},
             masks=tuple((name, TRAINED + MASK + name) for name in self.masked()),
-            reply_masks=tuple((name, MASK + name) for name in self.masked()),
         )
+
+    def called(self) -> Callable[[fl.Context], fl.Tree] | None:
+        return None if self.config.after_training else fl.bind(mixed_inside, self.masked())
 
     def mixed(self, sent: fl.Message, links: Tensor) -> fl.Tree:
         dense = {
@@ -124,6 +130,20 @@ class DisPFL(Gossip):
         }
         masked = fl.only(sent.values, sent.mask)
         return super().mixed(fl.Message(dense), links) | mix_overlap(masked, sent.mask, links)
+
+
+def kept(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
+    """Return weights, of which the entries outside their masks become zero."""
+    leaves = {name: context.leaves[name] for name in names}
+    # Zeros stay as they are, also those with a sign.
+    stays = {name: context.leaves[MASK + name] | (leaf == 0) for name, leaf in leaves.items()}
+    return {name: torch.where(stays[name], leaf, 0.0) for name, leaf in leaves.items()}
+
+
+def mixed_inside(context: fl.Context, names: tuple[str, ...]) -> fl.Tree:
+    """Return the weights of a mixed model inside n_i; right after training those inside m_i."""
+    is_trained = TRAINED + MASK + names[0] in context.leaves
+    return {} if is_trained else kept(context, names)
 
 
 def pack(context: fl.Context, masks: tuple[str, ...]) -> fl.Tree:

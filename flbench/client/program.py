@@ -193,20 +193,15 @@ class LocalProgram:
         masks: Pairs (name of a sent leaf, name of a bool leaf): only the entries where the second
             is True are sent and counted. A leaf that is kept too is stored as it was sent: zero
             outside its mask.
-        reply_masks: Pairs (name of a leaf, name of a kept bool leaf): of a reply to the leaf, the
-            client stores only the entries where the second is True, and zero elsewhere. The server
-            does not see these masks.
 
     Raises:
-        UnknownNameError: A mask belongs to a leaf that is not sent, or the mask of a reply is not
-            kept.
+        UnknownNameError: A mask belongs to a leaf that is not sent.
     """
 
     steps: tuple[Step, ...]
     keeps: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
     masks: tuple[tuple[str, str], ...] = ()
-    reply_masks: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name, mask in self.masks:
@@ -214,12 +209,6 @@ class LocalProgram:
                 raise UnknownNameError(
                     f"`masks` of the local program has the pair (`{name}`, `{mask}`), but `{name}`"
                     f" is not sent.{did_you_mean(name, self.sends)} Add it to `sends`."
-                )
-        for name, mask in self.reply_masks:
-            if mask not in self.keeps:
-                raise UnknownNameError(
-                    f"`reply_masks` of the local program has the pair (`{name}`, `{mask}`), but"
-                    f" `{mask}` is not kept.{did_you_mean(mask, self.keeps)} Add it to `keeps`."
                 )
 
 

@@ -280,10 +280,6 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
                 reply = apply_mask(update.reply or reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
-    for name, mask in program.reply_masks:  # outside of it, what clients store is zero
-        if name in reply.values:
-            zeros = {name: torch.zeros_like(reply.values[name])}
-            put_(state.clients, results.ids, zeros, {name: ~state.clients[mask][results.ids]})
     if _has_training(program):
         state.participation_count[results.ids] += 1
     state.steps[results.ids] += results.steps

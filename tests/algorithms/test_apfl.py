@@ -4,11 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.algorithms.apfl import clip_alpha
-from flbench.core.types import Context
 from flbench.testing import after, played
 from tests.algorithms.plain import EPOCHS, FULL, LR, ROUNDS, Plain, assert_close
-from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build
 
 SAMPLES = "algorithm.agg_weights=samples"
@@ -104,27 +101,3 @@ def test_alpha_takes_its_step_on_the_first_batch_of_the_round():
         found = float(before["alpha"][i] - now.clients["alpha"][i]) / lr
         assert abs(inner) > 1e-3
         assert found == pytest.approx(inner, rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_w_is_fedavgs_and_v_is_local_onlys_with_alpha_one(policy):
-    """To the bit, also where the net has BatchNorm statistics."""
-    norm = f"train.batchnorm={policy}"
-    apfl = after(build(*LENET, norm, *APFL, "algorithm.alpha=1"), 2)
-    fedavg = after(build(*LENET, norm, "algorithm=fedavg"), 2)
-    built = build(*LENET, norm, "algorithm=local")
-    local = after(built, 2)
-
-    assert apfl.server.keys() == fedavg.server.keys()
-    for name, value in fedavg.server.items():
-        assert torch.equal(apfl.server[name], value), name
-    for name in built.algorithm.setting.net.parameters:
-        assert torch.equal(apfl.clients[f"v.{name}"], local.clients[name]), name
-
-
-def test_alpha_stays_between_zero_and_one():
-    for value, expected in ((-0.2, 0.0), (0.3, 0.3), (1.7, 1.0)):
-        context = Context(leaves={"alpha": torch.tensor(value)}, start={}, ctx={})
-        assert clip_alpha(context)["alpha"] == torch.tensor(expected)

@@ -1,7 +1,7 @@
 """The bytes that methods send, against numbers of scalars counted by hand, in one table.
 
-The net is LeNet-5 on colour images of 32x32 pixels. Methods that send in phases or to peers count
-theirs in files of their own.
+The net is LeNet-5 on colour images of 32x32 pixels. Methods that send in phases count theirs in
+files of their own.
 """
 
 from math import ceil
@@ -79,6 +79,22 @@ BYTES = [
 ]
 
 
+WEIGHTS = W - (6 + 16 + 2 * 22 + 120 + 84 + 10)  # of convolutions and linear layers
+MASKED = 4 * (W - WEIGHTS) + STATISTICS + ceil(WEIGHTS / 8)
+HYPERNETWORK = 4 * (129 * 128 + 129 * 9216 + 128 * ceil((W - HEAD) / 9216))
+
+PEERS = [
+    # method, its keys, links of five clients, bytes of each link
+    ("dfedavg", ["algorithm.topology=ring"], 10, WHOLE),
+    ("dfedavg", ["algorithm.topology=star"], 8, WHOLE),
+    ("dfedavg", ["algorithm.neighbours=2", "train.participation=0.6"], 6, WHOLE),
+    ("dfedalt", ["algorithm.topology=ring"], 10, BODY),
+    ("dispfl", ["algorithm.topology=ring"], 10, pytest.approx(MASKED + 2 * WEIGHTS, abs=20)),
+    ("dfedhp", ["algorithm.topology=ring"], 10, HYPERNETWORK),
+    ("dispfl-hp", ["algorithm.topology=ring"], 10, HYPERNETWORK),
+]
+
+
 @pytest.fixture(scope="module")
 def colour(tmp_path_factory):
     """A data set of 3x32x32 images in ten classes, for which LeNet-5 has 62,050 parameters."""
@@ -87,28 +103,42 @@ def colour(tmp_path_factory):
     y = np.arange(200) % C
     x = np.random.default_rng(0).integers(0, 256, (200, 32, 32, 3), dtype=np.uint8)
     np.savez(path, train_images=x, train_labels=y, test_images=x[:20], test_labels=y[:20])
-    return path
+    return (
+        *(f"data.path={path}", "partition.scheme=iid", "partition.min_samples=1"),
+        *("model.name=lenet5", "train.participation=1", "train.rounds=2"),
+    )
+
+
+def costs(built, rounds: int):
+    """Yield what rounds cost, without set-ups."""
+    algorithm, state = built.algorithm, built.start()
+    while state.round < rounds:
+        setup = algorithm.stages()[state.stage].setup
+        settings = settings_of(algorithm, state, setup=setup)
+        over = exchange(algorithm, state, train(algorithm, built.engine, state, settings))
+        state = over.state
+        if not setup:
+            yield over.costs
 
 
 @pytest.mark.parametrize(
     ("method", "keys", "up", "down"), BYTES, ids=[" ".join([row[0], *row[1]]) for row in BYTES]
 )
 def test_bytes_are_those_counted_by_hand(colour, method, keys, up, down):
-    built = build(
-        *(f"data.path={colour}", "partition.scheme=iid", "partition.min_samples=1"),
-        *("model.name=lenet5", "train.participation=1", "train.rounds=2"),
-        *(f"algorithm={method}", *keys),
-    )
-    algorithm, state, sent = built.algorithm, built.start(), []
-    while state.round < 2:
-        setup = algorithm.stages()[state.stage].setup
-        settings = settings_of(algorithm, state, setup=setup)
-        over = exchange(algorithm, state, train(algorithm, built.engine, state, settings))
-        state = over.state
-        sent += [] if setup else [over.costs]
+    built = build(*colour, f"algorithm={method}", *keys)
+
+    sent = list(costs(built, 2))
 
     if callable(up):
         held = (built.federation.counts > 0).sum(dim=1).double()
         up = pytest.approx(up(float(held.mean()), float((held * (held - 1) / 2).mean())))
     assert [one["up_bytes"] / 5 for one in sent] == [up, up]
     assert sum(one["down_bytes"] for one in sent) / 5 == down
+
+
+@pytest.mark.parametrize(("method", "keys", "links", "payload"), PEERS)
+def test_neighbours_pay_for_each_link(colour, method, keys, links, payload):
+    [sent] = costs(build(*colour, f"algorithm={method}", *keys), 1)
+
+    assert sent["peer_bytes"] / links == payload
+    assert sent["up_bytes"] == sent["down_bytes"] == 0

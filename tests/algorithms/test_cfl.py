@@ -7,18 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from flbench.algorithms.cfl import bipartition, norms
+from flbench.algorithms.cfl import bipartition
 from flbench.algorithms.shared.mixing import pairwise_cosines
 from flbench.core.types import Message, Results, State
-from flbench.experiment import checkpoint
 from flbench.experiment.new_clients import NewClients
-from flbench.experiment.rounds import settings_of
 from flbench.testing import played
 from tests.algorithms.plain import EPOCHS, FULL, Plain
-from tests.support import build, run, write_npz
+from tests.support import build, write_npz
 
 SPLITS = ("algorithm.eps1=100", "algorithm.eps2=0", "algorithm.start_round=0")
-LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
 
 
 # The server alone, with updates made by hand: rows of the last bias, all other leaves stay.
@@ -92,22 +89,6 @@ def test_second_split_goes_by_ids_too():
         assert torch.allclose(found, start + torch.tensor(step), atol=1e-6), members
 
 
-def test_permuted_ids_give_permuted_clusters():
-    """Clients are found by id; a position in the cohort would give other clusters."""
-    algorithm, state = server()
-    order = [3, 0, 6, 7, 1, 2, 5, 4]
-
-    plain, permuted = two_splits(algorithm, state), two_splits(algorithm, state, order.__getitem__)
-
-    assert groups(permuted) == {frozenset(order[i] for i in group) for group in groups(plain)}
-    for i in range(8):
-        one, other = (
-            algorithm.dispatch(s, torch.tensor([k])).rows.values["head.bias"]
-            for s, k in ((plain, i), (permuted, order[i]))
-        )
-        assert torch.allclose(one, other, rtol=0, atol=1e-6)
-
-
 APART = each([2.0, 0.5], [0.5, 2.0], [0.5, 2.0])
 
 
@@ -145,19 +126,6 @@ def test_relative_thresholds_are_shares_of_the_largest_mean_norm(earlier, splits
 
     assert (len(groups(state)) == 2) == splits
     assert state.server["peak"].tolist() == pytest.approx([earlier] * (1 + splits), rel=1e-5)
-
-
-def test_latest_updates_of_absent_clients_count_until_they_are_too_old():
-    """Clients 0 and 1 come in round 0 alone, the others later too."""
-    for now, splits in ((10, True), (11, False)):
-        algorithm, state = server("algorithm.eps1=1.95", "algorithm.coverage=1")
-        early = after(algorithm, state, {0: APART[0], 1: APART[1]})
-        assert len(groups(early)) == 1
-
-        late = after(algorithm, replace(early, round=now), {i: APART[i] for i in range(2, 8)})
-
-        assert (groups(late) == {frozenset(A), frozenset(B + C)}) == splits
-        assert (len(groups(late)) == 2) == splits
 
 
 def test_cluster_waits_until_four_fifths_have_an_update():
@@ -300,12 +268,6 @@ def test_bipartition_with_ties_and_few_clients():
     assert bipartition({"a": torch.ones(1, 3)}).tolist() == [False]
 
 
-def test_norms_are_those_of_whole_clients():
-    updates = {"a": torch.tensor([[3.0, 0], [0, 0]]), "b": torch.tensor([[[4.0]], [[-1.0]]])}
-
-    assert norms(updates) == pytest.approx(((1.5**2 + 1.5**2) ** 0.5, 5.0))
-
-
 def federation(tmp_path, order=(0, 1, 2, 3, 4, 5)):
     """Six clients of one data set; labels of clients 1, 3 and 5 are turned around."""
     base = np.arange(120) // 4 % 6
@@ -408,40 +370,3 @@ def test_a_new_client_joins_those_with_labels_like_its_own(tmp_path):
     assert adapts
     assert len(set(cluster[odd].tolist())) == len(set(cluster[~odd].tolist())) == 1
     assert set(cluster.tolist()) == {0, 1}
-
-
-@pytest.mark.slow
-def test_clusters_are_the_same_with_both_engines_and_after_a_checkpoint(tmp_path):
-    keys = ("algorithm=cfl", "model.name=lenet5", *SPLITS, "engine.precision=64-true")
-    one, many = build(*keys), build(*keys, "engine.name=vectorized")
-    a, b = one.start(), many.start()
-    for _ in range(3):
-        a, _ = played(one, a)
-        b, _ = played(many, b)
-
-    checkpoint.save(tmp_path / "x.safetensors", a, "hash")
-    loaded, _ = checkpoint.load(tmp_path / "x.safetensors", "hash")
-
-    assert len(groups(a)) > 1
-    for name, value in a.server.items():
-        assert torch.equal(loaded.server[name], value), name
-        assert torch.allclose(value.double(), b.server[name].double(), rtol=0, atol=1e-9), name
-    settings = settings_of(one.algorithm, a)
-    found = [
-        x.evaluator(print).evaluate(s, settings, common=True)
-        for x, s in ((one, a), (one, loaded), (many, b))
-    ]
-    assert "gm" not in found[0].common
-    for other in found[1:]:
-        assert torch.equal(
-            found[0].common["personal"].confusion, other.common["personal"].confusion
-        )
-
-
-@pytest.mark.slow
-def test_a_round_reports_how_near_a_split_is(tmp_path):
-    path, summary = run(tmp_path, "algorithm=cfl", "train.participation=0.1", "train.rounds=2")
-
-    lines = (path / "metrics.csv").read_text()
-    assert all(f"server,,{name}," in lines for name in ("clusters", "mean_norm", "max_norm"))
-    assert any("algorithm.max_age" in note for note in summary["notes"])

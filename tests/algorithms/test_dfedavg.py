@@ -1,7 +1,5 @@
-import pytest
 import torch
 
-from flbench.core.tree import digest
 from flbench.models.base import net_leaves
 from flbench.testing import after
 from tests.support import build
@@ -35,17 +33,3 @@ def test_local_steps_are_those_of_the_heavy_ball_formula():
                     last[name] = here
         for name, leaf in leaves.items():
             assert torch.allclose(state.clients[name][client], leaf.data, rtol=0, atol=1e-12), name
-
-
-@pytest.mark.slow
-def test_theta_is_momentum_and_nothing_else():
-    def models(*overrides: str) -> str:
-        return digest([after(build(*overrides)).clients])
-
-    none, heavy = ("train.optimizer.momentum=0",), ("train.optimizer.momentum=0.9",)
-    dfedavg = models("algorithm=dfedavg", *none)
-    dfedavgm = models("algorithm=dfedavgm", *none)
-
-    assert models("algorithm=dfedavg", *heavy) == dfedavgm != dfedavg
-    assert models("algorithm=dfedavgm", "algorithm.theta=0", *none) == dfedavg
-    assert models("algorithm=dfedavgm", "algorithm.theta=0.5", *heavy) not in (dfedavg, dfedavgm)

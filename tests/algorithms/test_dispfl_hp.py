@@ -7,7 +7,6 @@ from torch.nn.functional import cross_entropy
 
 from flbench.algorithms.dfedhp import PHI
 from flbench.algorithms.shared.sparse import MASK
-from flbench.experiment import rounds
 from flbench.testing import after, played
 from tests.algorithms.plain import generated, pruned_and_regrown
 from tests.algorithms.test_dfedhp import HEAD, LEAVES, ROUGH, SMALL
@@ -15,11 +14,6 @@ from tests.support import build
 
 METHOD, LENET, RING = "algorithm=dispfl-hp", "model.name=lenet5", "algorithm.topology=ring"
 DOUBLE, GROUP = "engine.precision=64-true", "model.norm=group"
-
-
-def trained(built, state):
-    settings = rounds.settings_of(built.algorithm, state)
-    return rounds.train(built.algorithm, built.engine, state, settings)
 
 
 @pytest.mark.slow
@@ -32,44 +26,6 @@ def test_dense_models_are_dfedhp():
 
     for name, value in plain.clients.items():
         assert torch.allclose(dense.clients[name].double(), value.double(), atol=1e-12), name
-
-
-@pytest.mark.slow
-def test_masks_keep_their_size_and_evaluated_weights_are_zero_outside():
-    built = build(METHOD, LENET, *SMALL, *ROUGH, DOUBLE)
-    start, state, masked = built.start(), after(built, 2), built.algorithm.masked()
-    settings = rounds.settings_of(built.algorithm, state)
-
-    models = list(built.evaluator(print).deployed(state, settings))
-
-    assert not any(name.startswith("head") for name in masked)
-    moved = 0
-    for name in masked:
-        before, mask = start.clients[MASK + name], state.clients[MASK + name]
-        assert torch.equal(before.flatten(1).sum(dim=1), mask.flatten(1).sum(dim=1))
-        moved += not torch.equal(before, mask)
-        for client, model in enumerate(models):
-            assert bool((model[name][~mask[client]] == 0).all()), name
-        inside = torch.stack([model[name] for model in models])[mask]
-        assert bool((inside != 0).all()), "what comes in has the value that h gives it"
-    assert moved >= 2
-
-
-@pytest.mark.slow
-def test_private_masks_never_cross_and_phi_is_mixed_as_it_is():
-    built = build(METHOD, LENET, RING, "partition.clients=4", *SMALL, DOUBLE)
-    state = after(built, 1)
-    done = trained(built, state)
-
-    over = rounds.exchange(built.algorithm, state, done)
-
-    assert built.algorithm.program(state).sends == LEAVES
-    payload = 0
-    for name, sent in done.results.sent.values.items():
-        expected = (sent + sent.roll(1, 0) + sent.roll(-1, 0)) / 3
-        assert torch.allclose(over.state.clients[name], expected, atol=1e-12), name
-        payload += sent[0].numel() * 8
-    assert over.costs["peer_bytes"] == 8 * payload
 
 
 @pytest.mark.slow

@@ -1,27 +1,11 @@
 """Ditto between FedAvg and Local-Only, a loop over both models, and which of them is evaluated."""
 
 import pytest
-import torch
 
 from flbench.testing import after
 from tests.algorithms.plain import EPOCHS, FULL, LR, ROUNDS, Plain, accuracies, assert_close
-from tests.algorithms.test_identities import LENET, POLICIES
+from tests.algorithms.test_identities import POLICIES
 from tests.support import build, run
-
-
-@pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_global_model_is_fedavgs_to_the_bit(policy):
-    """The personal model does not act on the global one, whatever the pull."""
-    norm = f"train.batchnorm={policy}"
-    ditto = after(build(*LENET, norm, "algorithm=ditto", "algorithm.lam=3"), 2)
-    fedavg = after(build(*LENET, norm, "algorithm=fedavg"), 2)
-
-    assert ditto.server.keys() == fedavg.server.keys()
-    for tree, other in ((ditto.server, fedavg.server), (ditto.clients, fedavg.clients)):
-        for name, value in other.items():
-            assert torch.equal(tree[name], value), name
 
 
 @pytest.mark.slow

@@ -100,35 +100,6 @@ def test_with_a_large_tau_and_momentum_it_is_fedavgm():
 
 
 @pytest.mark.slow
-def test_first_second_moments_agree_and_adagrads_never_falls():
-    """From v = 0, Adam and Yogi have v = (1 - beta2) delta^2, and Adagrad has delta^2."""
-    keys = ("algorithm.v0=0", "engine.precision=64-true")
-    first = {name: after(build(*LENET, f"algorithm={name}", *keys), 1).server for name in METHODS}
-    second = after(build(*LENET, "algorithm=fedadagrad", *keys), 2).server
-
-    names = [name for name in first["fedadam"] if name.startswith("v.")]
-    assert names
-    for name in names:
-        adam, yogi, adagrad = (first[method][name] for method in METHODS)
-        assert torch.allclose(adam, yogi, rtol=1e-12, atol=0)
-        assert torch.allclose(adam, 0.01 * adagrad, rtol=1e-12, atol=0)
-        assert (second[name] >= adagrad).all()
-    start = build(*LENET, "algorithm=fedadagrad", *keys).start().server
-    for name in build("algorithm=fedadagrad", *LENET).algorithm.setting.net.parameters:
-        step = first["fedadagrad"][name] - start[name]  # eta delta / (|delta| + tau)
-        assert (step.abs() <= 0.1).all()
-        assert torch.equal(step.sign(), first["fedadagrad"][f"m.{name}"].sign()), name
-
-
-@pytest.mark.parametrize("method", ["fedadam", "fedyogi"])
-def test_a_squared_change_equal_to_v_is_a_fixed_point(method):
-    algorithm = build(f"algorithm={method}").algorithm
-    v = torch.tensor([0.0, 2.0**-20, 4.0], dtype=torch.float64)  # their roots are exact
-
-    assert torch.allclose(algorithm.moments(v, v, v.sqrt())[1], v, rtol=1e-15, atol=0)
-
-
-@pytest.mark.slow
 def test_statistics_of_batchnorm_are_averaged_without_a_step_of_the_server():
     """In the first round, clients do what they do in FedAvg."""
     fedavg = after(build(*LENET, "algorithm=fedavg"), 1).server

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flbench.core.errors import ConfigError
-from flbench.core.types import Results
 from flbench.testing import after
 from tests.algorithms.loops import (
     BACKBONE,
@@ -114,26 +113,6 @@ def test_rounds_equal_a_loop(keys):
         for i in range(len(clients)):
             assert_equal(state.clients[name][i], w[i][name], name)
             assert_equal(found[name][i], u[i][name], name)
-
-
-def test_weights_of_two_pairs_of_twins_and_rows_sum_to_one():
-    built = build("algorithm=fedamp", "partition.clients=4")
-    state = built.start()
-    name = "head.bias"
-    state.clients[name] += torch.tensor([0.0, 0.0, 100.0, 100.0])[:, None]
-    nothing = Results(torch.arange(4), torch.ones(4), torch.zeros(4), {}, None, {})
-
-    update = built.algorithm.aggregate(state, nothing)
-
-    xi = update.server["xi"]
-    # Two of the three others are far; sigma is the mean distance, two thirds of that of the far.
-    twin, far = 0.99 / 3, 0.99 / 3 * exp(-1.5)
-    own = 1 - twin - 2 * far
-    expected = torch.tensor(
-        [[own, twin, far, far], [twin, own, far, far], [far, far, own, twin], [far, far, twin, own]]
-    )
-    assert torch.allclose(xi, expected.double(), rtol=0, atol=1e-6)
-    assert torch.allclose(xi.sum(dim=1), torch.ones(4).double(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -1,13 +1,11 @@
 """FedAP: statistics of BatchNorm's inputs, weights, mixtures, stages, and what is sent."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from flbench.algorithms.fedap import distances, near_weights
-from flbench.experiment import rounds
 from flbench.models.base import net_leaves
 from flbench.testing import after, played
 from tests.support import build, summary_of_run
@@ -72,24 +70,6 @@ def test_identical_statistics_take_all_but_the_own_weight_and_no_more():
     for i, j in ((1, 3), (3, 1)):
         assert float(weights[i, j]) == pytest.approx(0.5, abs=1e-9)
     assert torch.allclose(weights.sum(dim=1), torch.ones(5).double())
-
-
-@pytest.mark.slow
-def test_identical_clients_mix_equally_and_get_their_own_model_back():
-    """A mean of equal models is that model."""
-    built = build(*KEYS)
-    algorithm, state = built.algorithm, after(built, 2)
-    sent = {name: value[:1].expand_as(value) for name, value in statistics(5).items()}
-    weights = near_weights(distances(sent, algorithm.normalised()), algorithm.config.lam)
-    for value in state.clients.values():
-        value[:] = value[:1].clone()
-    state = replace(state, server=state.server | {"mixing": weights})
-
-    rows = algorithm.dispatch(state, torch.arange(5)).rows.values
-
-    assert torch.allclose(weights, torch.full((5, 5), 0.125).double().fill_diagonal_(0.5))
-    for name, value in rows.items():
-        assert torch.allclose(value, state.clients[name], rtol=0, atol=1e-12), name
 
 
 @pytest.mark.slow
@@ -170,31 +150,6 @@ def test_mixture_takes_last_uploads_stale_ones_too_and_the_common_model_before()
             weights = state.server["mixing"][i]
             total = sum(w * model for w, model in zip(weights, last[name], strict=True))
             assert torch.allclose(value[i], total, rtol=0, atol=1e-12), name
-
-
-@pytest.mark.slow
-def test_batchnorm_begins_as_the_common_models_and_stays_local():
-    built = build(*KEYS)
-    state = after(built, 1)
-    common = {name: value.clone() for name, value in state.server.items()}
-    local = built.algorithm.setting.net.names("batchnorm")
-
-    state, _ = played(built, state)
-    begun = {name: state.clients[name].clone() for name in local}
-    state, results = played(built, state)
-    settings = rounds.settings_of(built.algorithm, state)
-    deployed = list(built.evaluator(print).deployed(state, settings))
-
-    mixed = built.algorithm.dispatch(state, torch.arange(5)).rows.values
-    assert not local & set(results.sent.values)
-    for i in range(5):
-        for name in local:
-            assert torch.equal(begun[name][i], common[name])
-            assert torch.equal(deployed[i][name], results.kept[name][i])
-        for name in mixed:
-            assert torch.equal(deployed[i][name], mixed[name][i])
-    name = "backbone.norm1.running_mean"
-    assert len(results.kept[name].unique(dim=0)) == 5
 
 
 @pytest.mark.slow

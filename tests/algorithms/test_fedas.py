@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from flbench.algorithms.fedas import alignment
 from flbench.core.tree import only
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
@@ -19,7 +18,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.losses.support import case
 from tests.support import build
 
 NET = (*BACKBONE, *HEAD)
@@ -70,30 +68,17 @@ def slow_rounds(clients, rounds, **optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.one_of("engine")
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_rounds_equal_a_loop(engine):
+@pytest.mark.parametrize(
+    ("engine", "momentum", "decay"), [("sequential", 0.5, 0.05), ("vectorized", 0.0, 0.0)]
+)
+def test_rounds_equal_a_loop(engine, momentum, decay):
+    """The alignment is plain SGD, and no phase that only records traces takes a step."""
     clients = Clients(build("algorithm=fedavg", *KEYS))
     keys = ("algorithm=fedas", f"engine.name={engine}", "algorithm.align_lr=0.2")
+    keys += (f"train.optimizer.momentum={momentum}", f"train.optimizer.weight_decay={decay}")
     state = platform(*keys, rounds=3)
 
-    body, own = slow_rounds(clients, rounds=3)
-
-    for name in BACKBONE:
-        assert_equal(state.server[name], body[name], name)
-    for name in NET:
-        for i in range(len(clients)):
-            assert_equal(state.clients[f"own.{name}"][i], own[i][name], name)
-
-
-@pytest.mark.slow
-def test_momentum_and_weight_decay_act_on_local_training_alone():
-    """Neither on the alignment, which is plain SGD, nor on the phase that only records traces."""
-    optimizer = ("train.optimizer.momentum=0.5", "train.optimizer.weight_decay=0.05")
-    clients = Clients(build("algorithm=fedavg", *KEYS))
-    state = platform("algorithm=fedas", "algorithm.align_lr=0.2", *optimizer, rounds=2)
-
-    body, own = slow_rounds(clients, rounds=2, momentum=0.5, decay=0.05)
+    body, own = slow_rounds(clients, rounds=3, momentum=momentum, decay=decay)
 
     for name in BACKBONE:
         assert_equal(state.server[name], body[name], name)
@@ -119,20 +104,3 @@ def test_deployed_model_is_that_of_the_last_participation():
             assert torch.equal(stored[i][name], kept)
         for name in HEAD:
             assert torch.equal(stored[i][name], state.clients[name][i])
-
-
-def test_alignment_is_the_bias_of_class_means_and_the_variance():
-    """A class's loss is (batch mean - anchor)^2 + variance in the batch; padding counts nowhere."""
-    c = case()
-    c.mask = torch.arange(len(c.y)) % 4 < 3
-    anchors = torch.randn(int(c.y.max()) + 1, c.features.shape[1], dtype=c.features.dtype)
-    context = c.context()
-    context.ctx["old.means"] = anchors
-
-    expected = 0.0
-    for k in set(c.y[c.mask].tolist()):
-        rows = c.features[c.mask & (c.y == k)]
-        spread = rows.var(dim=0, unbiased=False) + (rows.mean(dim=0) - anchors[k]).square()
-        expected += float(spread.mean())
-    found = alignment(context, len(anchors))
-    assert float(found) == pytest.approx(expected, rel=1e-6)

@@ -7,10 +7,7 @@ import torch
 
 from flbench.testing import after, played
 from tests.algorithms.plain import EPOCHS, FULL, ROUNDS, Plain, assert_close
-from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build
-
-FEDAVG = ("algorithm=fedavgm", "algorithm.beta=0", "algorithm.server_lr=1")
 
 
 @pytest.mark.slow
@@ -64,22 +61,6 @@ def test_server_equals_an_optimizer_of_pytorch(nesterov):
         server.step()
 
         assert_close({name: state.server[name] for name in names}, w, tiny=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_without_momentum_it_is_fedavg_to_the_bit(policy):
-    """In float32: the buffer is float64, so w - (w - mean) is the mean."""
-    norm = f"train.batchnorm={policy}"
-    fedavg = after(build(*LENET, norm, "algorithm=fedavg"), 2)
-
-    assert fedavg.server
-    for nesterov in ("true", "false"):
-        found = after(build(*LENET, norm, *FEDAVG, f"algorithm.nesterov={nesterov}"), 2)
-        for tree, other in ((found.server, fedavg.server), (found.clients, fedavg.clients)):
-            for name, value in other.items():
-                assert torch.equal(tree[name], value), name
 
 
 @pytest.mark.slow

@@ -1,55 +1,12 @@
-"""FedBABU: the head that never moves, a loop over the body's training, and both deployments."""
-
-from dataclasses import replace
+"""FedBABU: a loop over the fine-tuning, and both deployments."""
 
 import pytest
 import torch
 
 from flbench.experiment import rounds
 from flbench.testing import after
-from tests.algorithms.plain import EPOCHS, FULL, Plain, accuracies, assert_close
+from tests.algorithms.plain import FULL, Plain, accuracies, assert_close
 from tests.support import build, run
-
-
-@pytest.mark.slow
-def test_head_is_the_first_one_to_the_bit_after_training():
-    """Momentum and weight decay would move a head that is in the optimizer."""
-    built = build(
-        "algorithm=fedbabu",
-        "model.name=lenet5",
-        "train.optimizer.momentum=0.9",
-        "train.optimizer.weight_decay=0.0005",
-    )
-    state = after(built, 2)
-    names = built.algorithm.setting.net.names("all")
-
-    program = replace(built.algorithm.program(state), keeps=names, sends=frozenset())
-    settings = rounds.settings_of(built.algorithm, state)
-    kept = rounds.train(built.algorithm, built.engine, state, settings, program=program)
-
-    first = dict(built.net.named_parameters())
-    for name, rows in kept.results.kept.items():
-        if name in first:
-            still = all(torch.equal(row, first[name]) for row in rows)
-            assert still == name.startswith("head."), name
-
-
-@pytest.mark.slow
-def test_rounds_equal_a_loop():
-    built = build("algorithm=fedbabu", "model.name=lenet5", *FULL)
-    plain, body = Plain(built), built.algorithm.setting.net.names("backbone")
-
-    def local(client, leaves):
-        for _ in range(EPOCHS):
-            leaves = plain.step(leaves, client, body)
-        return leaves
-
-    server, _ = plain.federate((), local)
-    state = after(built, 3)
-
-    assert state.clients == {}
-    assert set(state.server) == body
-    assert_close(state.server, server)
 
 
 @pytest.mark.slow

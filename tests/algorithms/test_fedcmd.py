@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from flbench.algorithms.fedcmd import majority
-from flbench.algorithms.shared.election import smallest
 from flbench.core.types import Message, Results, State
 from flbench.data import batches
 from flbench.experiment.rounds import exchange, settings_of, train
@@ -85,24 +84,11 @@ def test_votes_are_those_of_a_slow_loop_over_batches(engine):
     assert state.server["votes"].tolist() == [expected.count(k) for k in range(3)]
 
 
-def test_scores_that_differ_by_rounding_are_equal():
-    scores = torch.tensor([2e-17, 0.0, 0.3], dtype=torch.float64)
-
-    assert smallest(scores).tolist() == [1, 1, 0]
-    assert smallest(scores + torch.tensor([1e-6, 0, 0])).tolist() == [0, 1, 0]
-
-
 @pytest.mark.parametrize(
     ("votes", "layer"), [([2, 2, 2], 1), ([3, 0, 3], 0), ([0, 3, 3], 1), ([1, 2, 3], 2)]
 )
 def test_ties_go_to_the_second_layer_then_to_the_lowest(votes, layer):
     assert int(majority(torch.tensor(votes))) == layer
-
-
-def test_without_a_vote_the_classifier_is_personal():
-    built = build(*KEYS)
-
-    assert built.algorithm.personal_layer(built.start()).name == "head"
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
@@ -155,28 +141,6 @@ def test_a_round_in_which_no_client_took_a_step_changes_no_weight():
 
     assert set(update.server) == {"participated"}
     assert update.reply is None
-
-
-def test_identical_clients_keep_their_common_model():
-    built = build(*KEYS)
-    state = elect(built.start(), 0)
-    one = {
-        name: torch.randn_like(value)
-        for name, value in state.server.items()
-        if name not in ("votes", "participated") and value.is_floating_point()
-    }
-    rows = {name: value.expand(5, *value.shape).clone() for name, value in one.items()}
-    results = Results(torch.arange(5), torch.ones(5), torch.zeros(5), {}, Message(rows), {})
-
-    update = built.algorithm.aggregate(state, results)
-
-    own = {"backbone.fc1.weight", "backbone.fc1.bias"}
-    assert (
-        one.keys() - own == (update.server.keys() - {"participated"}) | update.reply.values.keys()
-    )
-    for name in one.keys() - own:
-        for mine in update.reply.values.get(name, [update.server.get(name)]):
-            assert torch.allclose(mine, one[name], rtol=0, atol=1e-12), name
 
 
 def test_absent_clients_keep_their_layer_and_those_behind_it_and_receive_the_others():

@@ -176,16 +176,6 @@ def test_noise_is_standard_logistic_and_independent():
 
 
 @pytest.mark.slow
-def test_condition_is_the_same_for_all_clients_and_rounds():
-    """The gradient of cross entropy sums to zero over the classes of a linear head."""
-    built = build(*KEYS, "algorithm=fedcp")
-    start, state = built.start().clients[OWN[0]], after(built, 3).clients[OWN[0]]
-
-    assert not torch.equal(start, state)
-    assert torch.allclose(state.sum(dim=1), start.sum(dim=1), rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
 def test_engines_agree_with_batchnorm():
     """The received body, which clients have in common, is called in training mode."""
     keys = (*KEYS[2:], "algorithm=fedcp", "model.name=lenet5", "train.optimizer.lr=0.05")

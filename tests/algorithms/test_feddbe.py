@@ -116,9 +116,3 @@ def test_deployed_models_have_the_vector_or_none():
         z, _ = net(state.server, inputs.inputs(rows[i], torch.float64).flatten(1))
         logits = (z + state.clients["prbm"][i]) @ state.server[HEAD[0]].T + state.server[HEAD[1]]
         assert torch.equal(predicted[i].reshape(-1), logits.argmax(dim=1)), i
-
-
-def test_running_mean_with_the_default_optimizer_and_clipping_without_it_are_accepted():
-    running = ("algorithm=feddbe", "algorithm.mu=0.5")
-    assert not build(*running).algorithm.requires()
-    assert not build(*running, "algorithm.kappa=0", "train.clip=1").algorithm.requires()

@@ -73,19 +73,6 @@ def test_fixed_point_is_the_joint_optimum_where_fedavg_is_biased(tmp_path):
     assert gradient_norm(feddyn, w, bias, (0.25, 0.75)) > 1e-2
 
 
-def test_duals_of_all_clients_sum_to_n_times_the_servers_step():
-    """The sum of h_i over all N clients is N (w - wbar); duals of absent clients are part of it."""
-    built, state = start(EXACT, "train.optimizer.lr=0.1")
-
-    for ids in ([0, 1, 2], [2, 3], [0, 4]):
-        state, _ = played(built, state, torch.tensor(ids))
-        for name in built.algorithm.setting.net.parameters:
-            duals = state.clients[f"dual.{name}"]
-            step = state.server[name] - state.server[f"mean.{name}"]
-            assert torch.allclose(duals.sum(dim=0), 5 * step, rtol=0, atol=1e-12), name
-            assert not torch.allclose(duals[ids].sum(dim=0), 5 * step) or ids == [0, 1, 2]
-
-
 @pytest.mark.slow
 def test_two_rounds_equal_a_plain_loop():
     """The formulas client by client, with BatchNorm, unequal sizes, two full-batch steps."""
@@ -139,13 +126,6 @@ def test_two_rounds_equal_a_plain_loop():
         for name in names:
             found = state.clients[f"dual.{name}"][i]
             assert torch.allclose(found, dual[i][name], rtol=0, atol=1e-10), name
-
-
-def test_strength_is_in_inverse_proportion_to_samples():
-    built, state = start("algorithm.alpha=0.5", EXACT)
-    sizes = built.federation.sizes.double()
-
-    assert torch.allclose(state.clients["strength"], 0.5 * sizes.mean() / sizes)
 
 
 def test_client_without_a_step_is_left_out_of_the_mean():

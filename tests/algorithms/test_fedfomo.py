@@ -9,10 +9,8 @@ from flbench.algorithms import fedfomo
 from flbench.client.program import Phase, Statistic
 from flbench.core.errors import DivergedError
 from flbench.core.rng import Draw
-from flbench.core.tree import take
 from flbench.core.types import Context, Info
 from flbench.experiment import rounds
-from flbench.experiment.rounds import visible_to_server
 from flbench.testing import after, played
 from tests.support import build, run, summary_of_run
 
@@ -66,46 +64,23 @@ def test_mixture_and_preferences_equal_a_loop_over_the_formulas(engine):
         slow_mixture(built, state, i, [n for n in chosen[i].tolist() if n >= 0]) for i in range(5)
     ]
     before = state.server["preference"].clone()
+    still = build(*KEYS, *LEARNING, "train.optimizer.lr=0", f"engine.name={engine}")
 
     deployed = list(built.evaluator(print).deployed(state, settings))
-    state, results = played(built, state)
+    state, results = played(still, state)
 
     signs = {raw > 0 for _, row in slow for raw in row}
     assert signs == {True, False}
     for i, (mixed, _) in enumerate(slow):
         for name, value in mixed.items():
             assert torch.allclose(deployed[i][name], value, rtol=0, atol=1e-12), name
-    for i in results.ids.tolist():
+    for k, i in enumerate(results.ids.tolist()):
+        for name in built.algorithm.setting.net.parameters:  # training begins with the mixture
+            sent = results.sent.values[name][k]
+            assert torch.allclose(sent, slow[i][0][name], rtol=0, atol=1e-12), name
         for n, raw in zip(chosen[i].tolist(), slow[i][1], strict=False):
             before[i, n] += raw
     assert torch.allclose(state.server["preference"], before, rtol=0, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_training_begins_with_the_mixture():
-    built = build(*KEYS, *LEARNING, "train.batchnorm=local")
-    state = after(built, 3)
-    still = build(*KEYS, *LEARNING, "train.batchnorm=local", "train.optimizer.lr=0")
-    ids = torch.arange(5)
-    chosen = built.algorithm.candidates(state, ids)
-    names = built.algorithm.setting.net.parameters
-    own = {name: state.clients[name].clone() for name in state.clients}
-
-    _, results = played(still, state, ids)
-
-    moved = 0
-    for i in ids.tolist():
-        others = [n for n in chosen[i].tolist() if n >= 0]
-        raw = results.sent.values["raw"][i, : len(others)].clamp_min(0)
-        moved += int(raw.sum() > 0)
-        for name in names:
-            value = own[name][i]
-            for w, n in zip(raw, others, strict=True):
-                value = value + (w / raw.sum() if raw.sum() > 0 else 0) * (
-                    own[name][n] - own[name][i]
-                )
-            assert torch.allclose(results.sent.values[name][i], value, rtol=0, atol=1e-12)
-    assert moved > 0
 
 
 def test_samples_that_weigh_models_never_train_and_stay_the_same():
@@ -218,25 +193,6 @@ def test_every_model_is_random_or_the_best_one_left():
 
 
 @pytest.mark.slow
-def test_model_of_a_client_that_never_trained_is_sent_to_no_client():
-    built = build(*KEYS)
-    state = after(built, 1)
-    state.server["uploaded"][3] = False
-
-    program = built.algorithm.program(state)
-    rows = built.algorithm.dispatch(visible_to_server(state, program), torch.arange(5)).rows
-
-    assert not (built.algorithm.candidates(state, torch.arange(5)) == 3).any()
-    assert rows.values["asked"].sum(dim=1).tolist() == [3, 3, 3, 4, 3]
-    for name, value in take(state.clients, torch.tensor([4])).items():
-        sent = rows.values[f"model.{name}"]
-        place = (built.algorithm.candidates(state, torch.arange(5)) == 4).nonzero()
-        assert len(place) == 4
-        for i, m in place.tolist():
-            assert torch.equal(sent[i, m], value[0])
-
-
-@pytest.mark.slow
 def test_upload_of_a_client_without_a_step_is_not_offered():
     """Such a client would offer a model that it did not train."""
     built = build(*KEYS)
@@ -299,30 +255,6 @@ def mixed(losses, own_loss, count=10, asked=(True, True), models=None):
     return leaves, fedfomo.mixed(context, ("w", "n"), ("w",))
 
 
-def test_equal_losses_change_nothing():
-    """The weights are zero too."""
-    leaves, found = mixed([5.0, 5.0], 5.0)
-
-    assert torch.equal(found["w"], leaves["w"])
-    assert int(found["n"]) == 4
-    assert found["raw"].tolist() == [0, 0]
-
-
-def test_worse_models_change_only_the_preference():
-    leaves, found = mixed([6.0, 7.0], 5.0)
-
-    assert torch.equal(found["w"], leaves["w"])
-    assert (found["raw"] < 0).all()
-
-
-def test_single_better_model_is_taken_over():
-    _, found = mixed([2.0, 7.0], 5.0)
-
-    assert torch.allclose(found["w"], torch.tensor([3.0, 2.0]))
-    assert int(found["n"]) == 9
-    assert float(found["raw"][0]) == pytest.approx(0.3 / (2 + 1e-5))
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -342,7 +274,7 @@ def test_nothing_to_gain_changes_nothing(how):
 
 def test_models_with_nan_scores_end_the_run_as_diverged_clients_do(tmp_path):
     """One step with a huge rate leaves finite weights; FedFomo takes fewer steps than others."""
-    with pytest.raises(DivergedError, match="scores are NaN"):
+    with pytest.raises(DivergedError):
         run(
             tmp_path,
             "algorithm=fedfomo",

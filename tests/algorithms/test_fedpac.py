@@ -9,7 +9,6 @@ from scipy.optimize import nnls
 
 from flbench.algorithms.fedpac import head_weights, least_quadratic
 from flbench.core.tree import only
-from flbench.testing import after
 from tests.algorithms.loops import (
     BACKBONE,
     CLASSES,
@@ -165,17 +164,3 @@ def test_weights_of_special_clients():
     permuted = head_weights(close[order], v[order])
     assert torch.allclose(permuted, head_weights(close, v)[order][:, order], rtol=0, atol=1e-9)
     assert (permuted > 0).sum() > 4
-
-
-@pytest.mark.slow
-def test_class_that_nobody_in_the_cohort_holds_keeps_its_prototype():
-    built = build(*KEYS, "algorithm=fedpac", "partition.alpha=0.05")
-    clients = Clients(built)
-    one, two = (after(built, rounds).server for rounds in (1, 2))
-
-    now = {k for i in clients.cohort(1) for k in range(CLASSES) if clients.count(i, k)}
-    before = {k for i in clients.cohort(0) for k in range(CLASSES) if clients.count(i, k)}
-    assert before - now
-    first, second = one["global.prototypes"], two["global.prototypes"]
-    assert all(torch.equal(first[k], second[k]) for k in range(CLASSES) if k not in now)
-    assert any(not torch.equal(first[k], second[k]) for k in now)

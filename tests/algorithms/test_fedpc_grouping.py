@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from flbench.algorithms.fedpc import group_clients, kmeans, principal_components, table_cosines
+from flbench.algorithms.fedpc import group_clients, kmeans, principal_components
 
 CAMPS = np.array([[0.0, 0], [0, 1], [9, 0], [9, 1], [0, 30], [1, 30], [0, 31]])
 EXPECTED = [0, 0, 1, 1, 2, 2, 2]
@@ -75,36 +75,3 @@ def test_fewer_distinct_points_than_groups_make_fewer_groups():
     twice = np.concatenate([CAMPS[:3], CAMPS[:3]])
 
     assert kmeans(twice, 5, 0).tolist() == [0, 1, 2, 0, 1, 2]
-
-
-def test_no_group_is_empty():
-    points = np.concatenate([np.zeros((30, 2)), CAMPS * 1e-3, CAMPS * 1e3])
-    for groups in range(1, 12):
-        labels = kmeans(points, groups, seed=groups)
-        assert set(labels.tolist()) == set(range(groups))
-
-
-def test_clients_of_the_same_classes_come_together():
-    """Vectors of clients with different classes have zeros in different places."""
-    held = torch.tensor([[1, 1, 0, 0]] * 4 + [[0, 0, 1, 1]] * 3).bool()
-    own = (10 + random(7, 4, 3)) * held[:, :, None]
-
-    labels, q = group_clients(own.flatten(1), 2, 0)
-
-    assert labels.dtype == torch.int64
-    assert labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
-    assert q >= 1
-
-
-def test_cosines_of_tables_are_over_the_classes_that_both_have():
-    """Groups 0 and 1 have no class in common."""
-    table, present = random(3, 4, 2), torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 1]]) > 0
-
-    found = table_cosines(table, present)
-
-    for j in range(3):
-        for other in range(3):
-            both = present[j] & present[other]
-            a, b = table[j][both].flatten(), table[other][both].flatten()
-            expected = float(a @ b / (a.norm() * b.norm())) if both.any() else 0.0
-            assert float(found[j, other]) == pytest.approx(expected, abs=1e-12)

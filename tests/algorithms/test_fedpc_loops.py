@@ -55,7 +55,7 @@ def pull_loss(z: Tensor, y: list[int], table: Table, form: str) -> Tensor:
 
 
 @pytest.mark.parametrize("form", [*FORMS, "mse"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_pull_equals_the_loop_in_value_and_gradient(seed, form):
     c = case(seed)
     algorithm = build("algorithm=fedpc", f"algorithm.pull={form}").algorithm
@@ -67,23 +67,6 @@ def test_pull_equals_the_loop_in_value_and_gradient(seed, form):
     expected = pull_loss(c.features, c.y.tolist(), table, form)
     assert_equal(found.detach(), expected.detach(), "value")
     assert_equal(gradient, torch.autograd.grad(expected, c.features)[0], "gradient")
-
-
-def test_gradient_of_the_default_shrinks_with_the_distance_and_that_of_equation_3_does_not():
-    """One sample at distances 1 and 0.01 of its prototype."""
-    lengths = {}
-    for form in FORMS:
-        term = build("algorithm=fedpc", f"algorithm.pull={form}").algorithm.pull()
-        for distance in (1.0, 0.01):
-            c = case(n=1, absent=())
-            c.y = torch.tensor([2])
-            shift = torch.tensor([[0.6, 0.0, 0.8, 0.0]]).double() * distance
-            c.features = (c.ctx["global.prototypes"][2] + shift).requires_grad_()
-            [gradient] = torch.autograd.grad(term(c.context()), c.features)
-            lengths[form, distance] = float(gradient.norm())
-
-    assert lengths["per_sample_mse", 0.01] == pytest.approx(0.01 * lengths["per_sample_mse", 1.0])
-    assert lengths["class_mean", 0.01] == pytest.approx(lengths["class_mean", 1.0])
 
 
 def test_pull_of_class_means_leaves_their_samples_alone():

@@ -8,7 +8,7 @@ from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.plain import EPOCHS, FULL, ROUNDS, Plain, assert_close
 from tests.losses.support import case
-from tests.support import build, run
+from tests.support import build
 
 
 def method(*overrides: str):
@@ -28,13 +28,6 @@ def aggregated(algorithm, counts, rows, steps=(1, 1)):
 
 COUNTS = torch.tensor([[1, 0, 0], [3, 2, 0]], dtype=torch.int32)
 ROWS = torch.tensor([[[4.0, 0], [0, 0], [0, 0]], [[0, 8.0], [5.0, 5], [0, 0]]])
-
-
-def test_prototype_is_the_uniform_mean_over_holders():
-    server = aggregated(method(), COUNTS, ROWS)
-
-    assert server["global.prototypes"].tolist() == [[2, 4], [5, 5], [9, 9]]
-    assert server["global.present"].tolist() == [True, True, True]
 
 
 def test_prototype_weighted_by_counts():
@@ -67,15 +60,6 @@ def test_classifier_decides_while_there_is_no_prototype():
     c = case(absent=(0, 1, 2, 3, 4))
 
     assert torch.equal(NearestPrototype(own=False)(c.context()), c.logits)
-
-
-@pytest.mark.slow
-def test_all_rules_are_reported(tmp_path):
-    path, summary = run(tmp_path, "algorithm=fedproto")
-
-    for other in ("proto_own", "head"):
-        assert f",test,{other},accuracy," in (path / "metrics.csv").read_text()
-        assert other in summary["last"]["test"]
 
 
 @pytest.mark.slow

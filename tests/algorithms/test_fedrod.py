@@ -19,7 +19,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.test_identities import LENET
 from tests.support import build
 
 BODY_AND_HEAD = (*BACKBONE, *HEAD)
@@ -77,23 +76,6 @@ def test_rounds_equal_a_loop(gamma):
             assert_equal(state.clients[name][i], own[i][name], name)
 
 
-def assert_same_bits(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-
-
-@pytest.mark.slow
-def test_shared_net_is_fedavgs_with_the_same_loss():
-    """To the bit: the loss of the personal head reaches no shared parameter."""
-    expected = after(build(*LENET, "algorithm=fedavg"), 2).server
-    found = after(build(*LENET, "algorithm=fedrod", "algorithm.gamma=0"), 2).server
-    balanced = after(build(*LENET, "algorithm=fedrod"), 2).server
-
-    assert_same_bits(found, expected)
-    assert not torch.equal(balanced["head.weight"], expected["head.weight"])
-
-
 @pytest.mark.slow
 def test_deployed_models_have_both_heads_and_the_shared_one():
     """The evaluated head of each client is the shared one plus its own."""
@@ -115,12 +97,6 @@ def test_deployed_models_have_both_heads_and_the_shared_one():
         x = whole.inputs(rows[i], torch.float64)
         logits = net(state.server | own, x.flatten(1))[1]
         assert torch.equal(predicted[i].reshape(-1), logits.argmax(dim=1)), i
-
-
-def test_absent_client_has_the_generic_model_at_first():
-    state = build(*KEYS, "algorithm=fedrod").start()
-
-    assert all(not value.any() for value in state.clients.values())
 
 
 @pytest.mark.slow

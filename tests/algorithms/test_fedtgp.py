@@ -1,6 +1,6 @@
 """FedTGP: a plain loop, the server's loss and margin, Local-Only."""
 
-from math import exp, log, sqrt
+from math import sqrt
 
 import pytest
 import torch
@@ -8,10 +8,8 @@ import torch
 from flbench.algorithms.fedtgp import PSI, adaptive_margin, generated, margin_loss
 from flbench.core.rng import Draw
 from flbench.core.tree import only
-from flbench.testing import after
 from tests.algorithms.loops import (
     BACKBONE,
-    CLASSES,
     HEAD,
     KEYS,
     WIDTH,
@@ -20,7 +18,6 @@ from tests.algorithms.loops import (
     mean_cross_entropy,
     platform,
 )
-from tests.algorithms.test_identities import trained
 from tests.support import build
 
 NET = (*BACKBONE, *HEAD)
@@ -118,15 +115,6 @@ def random_psi(classes, seed=0):
     return dict(zip(PSI, drawn, strict=True))
 
 
-def test_loss_of_two_classes_is_softplus_of_the_difference():
-    psi = random_psi(2)
-    p, delta = torch.randn(1, WIDTH, dtype=torch.float64), torch.tensor(1.5).double()
-    own, other = ((p[0] - row).norm() for row in generated(psi))
-
-    found = margin_loss(psi, p, torch.tensor([0]), delta)
-    assert float(found) == pytest.approx(log(1 + exp(float(own + delta - other))), abs=1e-9)
-
-
 def test_gradient_is_finite_where_a_prototype_meets_an_upload():
     psi = random_psi(4)
     table = generated(psi)
@@ -143,22 +131,3 @@ def test_margin_is_the_largest_gap_to_the_nearest_class():
     assert float(adaptive_margin(rows, y, 100.0)) == 4
     assert float(adaptive_margin(rows, y, 3.0)) == 3
     assert float(adaptive_margin(rows[:1], y[:1], 100.0)) == 100
-
-
-@pytest.mark.slow
-def test_without_pull_it_is_local_only():
-    """The clients' models, to the bit; the server's prototypes only decide the prediction."""
-    found = after(build(*KEYS, "algorithm=fedtgp", "algorithm.lam=0"), 2).clients
-    expected = after(build(*KEYS, "algorithm=local"), 2).clients
-    for name in NET:
-        assert torch.equal(found[name], expected[name])
-    assert trained("fedtgp") != trained("local")
-
-
-@pytest.mark.slow
-def test_server_that_does_not_train_keeps_its_prototypes():
-    built = build(*KEYS, "algorithm=fedtgp", "algorithm.server_epochs=0")
-    one, two = (after(built, rounds).server for rounds in (1, 2))
-
-    assert torch.equal(one["global.prototypes"], two["global.prototypes"])
-    assert one["global.present"].sum() == CLASSES

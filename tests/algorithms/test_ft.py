@@ -7,23 +7,7 @@ from torch.nn.functional import cross_entropy
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.plain import FULL, Plain, accuracies
-from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build, run
-
-
-@pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_training_is_fedavgs_to_the_bit_whatever_the_fine_tuning(policy):
-    norm = f"train.batchnorm={policy}"
-    keys = ("algorithm.finetune=head_first", "algorithm.finetune_lr=0.5")
-    found = after(build(*LENET, norm, "algorithm=ft", *keys), 2)
-    fedavg = after(build(*LENET, norm, "algorithm=fedavg"), 2)
-
-    assert found.server.keys() == fedavg.server.keys()
-    for tree, other in ((found.server, fedavg.server), (found.clients, fedavg.clients)):
-        for name, value in other.items():
-            assert torch.equal(tree[name], value), name
 
 
 def fine_tuned(plain, start, client, stages):

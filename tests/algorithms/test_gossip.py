@@ -8,12 +8,9 @@ from flbench.core.tree import only, put_
 from flbench.experiment import rounds
 from flbench.testing import after, played
 from tests.algorithms.test_dfedhp import SMALL
-from tests.algorithms.test_identities import POLICIES
-from tests.support import build, summary_of_run
+from tests.support import build
 
 DOUBLE = "engine.precision=64-true"
-NOBODY = ("algorithm.topology=erdos_renyi", "algorithm.edge_probability=0")
-INACTIVE = ("algorithm.active=0",)
 METHOD = "algorithm=dfedavg"
 
 
@@ -23,28 +20,10 @@ def trained(built, state):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "nobody"), [*((policy, NOBODY) for policy in POLICIES), ("average", INACTIVE)]
-)
-def test_without_neighbours_everyone_trains_alone(policy, nobody):
-    """Mixing with the identity changes no bit."""
-    keys = ("model.name=lenet5", "train.participation=0.6", f"train.batchnorm={policy}")
-
-    gossip, local = (
-        after(build(*keys, *more)) for more in ((METHOD, *nobody), ("algorithm=local",))
-    )
-
-    assert gossip.clients
-    for name, value in gossip.clients.items():
-        assert torch.equal(value, local.clients[name]), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mixing", ["uniform", "metropolis"])
-def test_complete_network_is_fedavg_with_uniform_weights(mixing):
+def test_complete_network_is_fedavg_with_uniform_weights():
     """BatchNorm's statistics and counters included."""
     keys = ("model.name=lenet5", DOUBLE)
-    complete = ("algorithm.topology=complete", f"algorithm.mixing={mixing}")
+    complete = ("algorithm.topology=complete", "algorithm.mixing=metropolis")
     fedavg = after(build("algorithm=fedavg", "algorithm.agg_weights=uniform", *keys), 3)
 
     gossip = after(build(METHOD, *complete, *keys), 3)
@@ -54,7 +33,7 @@ def test_complete_network_is_fedavg_with_uniform_weights(mixing):
             assert torch.allclose(mine.double(), value.double(), rtol=0, atol=1e-12), name
 
 
-@pytest.mark.parametrize("topology", ["ring", "star", "erdos_renyi", "random"])
+@pytest.mark.parametrize("topology", ["star", "random"])
 def test_round_is_a_loop_over_neighbours_and_what_they_sent(topology):
     """All clients mix at once, from the models before mixing; absent clients keep theirs."""
     keys = ("partition.clients=6", "train.participation=0.7", "algorithm.neighbours=2", DOUBLE)
@@ -76,10 +55,9 @@ def test_round_is_a_loop_over_neighbours_and_what_they_sent(topology):
             assert torch.equal(now.clients[name][client], before[name][client])
 
 
-@pytest.mark.parametrize("part", ["1", "0.6"])
-@pytest.mark.parametrize("topology", ["ring", "star", "erdos_renyi", "k_regular"])
-def test_metropolis_weights_keep_the_mean_of_all_clients(topology, part):
-    keys = (f"train.participation={part}", "partition.clients=7", DOUBLE)
+@pytest.mark.parametrize("topology", ["star", "k_regular"])
+def test_metropolis_weights_keep_the_mean_of_all_clients(topology):
+    keys = ("train.participation=0.6", "partition.clients=7", DOUBLE)
     built = build(METHOD, f"algorithm.topology={topology}", "algorithm.mixing=metropolis", *keys)
     state = after(built, 1)
     done = trained(built, state)
@@ -91,28 +69,13 @@ def test_metropolis_weights_keep_the_mean_of_all_clients(topology, part):
 
     for name, value in alone.items():
         assert torch.allclose(now.clients[name].mean(dim=0), value.mean(dim=0), atol=1e-12)
-        if topology in ("ring", "star"):
+        if topology == "star":
             assert not torch.allclose(now.clients[name], value, atol=1e-6), "nothing was mixed"
 
 
-def test_uniform_weights_of_directed_links_move_the_mean():
-    built = build(METHOD, "algorithm.neighbours=2", "partition.clients=8", DOUBLE)
-    state = built.start()
-    done = trained(built, state)
-
-    now = rounds.exchange(built.algorithm, state, done).state
-
-    sent = done.results.sent.values
-    assert any(
-        not torch.allclose(now.clients[name].mean(dim=0), value.mean(dim=0), atol=1e-6)
-        for name, value in sent.items()
-    )
-
-
-@pytest.mark.parametrize("topology", ["random", "star"])
-def test_gm_is_the_mean_of_all_models(topology):
+def test_gm_is_the_mean_of_all_models():
     keys = ("train.participation=0.6", "partition.clients=7", "algorithm.neighbours=2", DOUBLE)
-    built = build(METHOD, f"algorithm.topology={topology}", "model.name=lenet5", *keys)
+    built = build(METHOD, "model.name=lenet5", *keys)
 
     state = after(built, 3)
 
@@ -129,58 +92,6 @@ def test_there_is_no_gm_where_a_part_is_kept():
 
     assert not built.start().server
     assert set(built.algorithm.deploy(after(built, 1), torch.arange(5))) == {"personal"}
-
-
-def test_reply_depends_on_neighbours_alone():
-    built = build(METHOD, "algorithm.topology=ring", "partition.clients=6")
-    done = trained(built, built.start())
-    links = built.algorithm.links(built.start(), done.results.ids)
-    [name, *_] = built.algorithm.setting.net.parameters
-    before = rounds.exchange(built.algorithm, built.start(), done).state.clients[name]
-    done.results.sent.values[name][2] += 1
-
-    after_ = rounds.exchange(built.algorithm, built.start(), done).state.clients[name]
-
-    moved = (after_ != before).flatten(1).any(dim=1)
-    assert torch.equal(moved, links[:, 2] != 0)
-    assert moved.tolist() == [False, True, True, True, False, False]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("topology", "edges"), [("ring", 12), ("star", 10), ("complete", 30), ("exponential", 18)]
-)
-def test_peers_pay_a_payload_for_each_edge(topology, edges):
-    """Six clients. LeNet-5 with BatchNorm: 4 |w| bytes, 44 statistics, two counters."""
-    keys = (f"algorithm.topology={topology}", "partition.clients=6", "train.rounds=2")
-
-    summary = summary_of_run(METHOD, "model.name=lenet5", *keys)
-
-    size = build(METHOD, "model.name=lenet5").algorithm.setting.net.size
-    traffic = summary["communication"]
-    assert traffic["peer_bytes"] == 2 * edges * (4 * size + 4 * 44 + 2 * 8)
-    assert traffic["up_bytes"] == traffic["down_bytes"] == 0
-
-
-@pytest.mark.slow
-def test_random_neighbours_are_paid_for_by_the_cohort_alone():
-    keys = ("partition.clients=10", "train.participation=0.6", "train.rounds=2")
-
-    summary = summary_of_run(METHOD, "algorithm.neighbours=4", *keys)
-
-    size = build(METHOD).algorithm.setting.net.size
-    assert summary["communication"]["peer_bytes"] == 2 * 6 * 4 * 4 * size
-
-
-def test_identical_models_stay_what_they_are():
-    """The weights of a row sum to one."""
-    built = build(METHOD, "train.optimizer.lr=0", "algorithm.neighbours=2", DOUBLE)
-
-    state, _ = played(built, built.start())
-
-    start = built.start().clients
-    for name, value in state.clients.items():
-        assert torch.allclose(value, start[name], rtol=0, atol=1e-15)
 
 
 def test_client_that_diverges_neither_sends_nor_mixes():
@@ -214,7 +125,7 @@ def test_star_without_its_hub_leaves_every_client_alone():
         assert torch.equal(over.state.clients[name][ids], sent)
 
 
-@pytest.mark.parametrize("method", ["dfedavg", "dfedalt", "dispfl", "dfedhp", "dispfl-hp"])
+@pytest.mark.parametrize("method", ["dfedavg", "dispfl-hp"])
 @pytest.mark.slow
 def test_models_before_mixing_are_evaluated_with_after_training(method):
     """The models are those last trained; training and mixing are the same as without the key."""
@@ -244,19 +155,3 @@ def test_models_before_mixing_are_evaluated_with_after_training(method):
         assert all(torch.equal(value, mine[name]) for name, value in right.items())
     name = "backbone.fc1.weight"
     assert any(not torch.equal(a[name], b[name]) for a, b in zip(found, mixed, strict=True))
-
-
-def notes(*overrides: str) -> str:
-    return "\n".join(build(METHOD, *overrides).algorithm.notes())
-
-
-def test_network_in_parts_is_noted():
-    sparse = ("partition.clients=8", "algorithm.topology=erdos_renyi")
-
-    assert "falls into 8 parts that exchange no models, 8 of them a single client" in notes(
-        *sparse, "algorithm.edge_probability=0"
-    )
-    assert "falls into 4 parts that exchange" in notes(
-        "partition.clients=8", "algorithm.topology=k_regular", "algorithm.neighbours=1"
-    )
-    assert "parts" not in notes(*sparse, "algorithm.edge_probability=1")

@@ -1,13 +1,9 @@
 """GPFL: a plain loop, bounds of the loss, the deployed model."""
 
-from math import exp, log
-
 import pytest
 import torch
 
-from flbench.algorithms.gpfl import guidance
 from flbench.core.tree import only
-from flbench.core.types import Batch, Context, Outputs
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.loops import (
@@ -129,32 +125,3 @@ def test_deployed_model_takes_the_personal_route():
         assert q.any() == (state.participation_count[i] > 0)
         logits = slow_valve(state.server, z, q) @ head[HEAD[0]].T + head[HEAD[1]]
         assert torch.equal(predicted[i].reshape(-1), logits.argmax(dim=1)), i
-
-
-def test_cosines_without_a_scale_bound_the_loss():
-    """Unit vectors at equal angles have the least: ln(1 + (C - 1) e^(-C / (C - 1)))."""
-    centred = torch.eye(CLASSES).double() - 1 / CLASSES  # a regular simplex
-    y, mask = torch.arange(CLASSES), torch.ones(CLASSES, dtype=torch.bool)
-    zero = torch.zeros(CLASSES).double()
-    leaves = {name: torch.zeros(CLASSES, CLASSES).double() for name in COV if "weight" in name}
-    leaves |= {name: zero for name in COV if name not in leaves or "norm" in name}
-    leaves |= {G: centred, "cond.g": zero}
-    z = torch.eye(CLASSES).double()  # CoV with zero parameters is ReLU, so features are >= 0
-    context = Context(
-        lambda: Outputs(z, z),
-        batch=Batch(z, y, mask, y, y[0]),
-        ctx={},
-        leaves=leaves,
-        start={G: centred},
-        apply=None,
-    )
-    value = float(guidance(context, 0.0))
-    bound = log(1 + (CLASSES - 1) * exp(-1 - 1 / (CLASSES - 1)))
-    assert value == pytest.approx(log(1 + (CLASSES - 1) * exp(-value_gap(z, centred))))
-    assert value >= bound - 1e-12
-
-
-def value_gap(z, embeddings):
-    """The cosine with the own embedding minus that with any other one."""
-    cos = z @ embeddings.T / embeddings.norm(dim=1)
-    return float(cos[0, 0] - cos[0, 1])

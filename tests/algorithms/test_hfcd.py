@@ -8,13 +8,12 @@ import torch
 
 from flbench.algorithms.hfcd import (
     contrast_loss,
-    hard_negatives,
     ordinary_distillation,
     similarity_loss,
 )
 from flbench.algorithms.shared import prototypes
 from flbench.client.batchnorm import recalibrate
-from flbench.client.program import LocalProgram, Phase, Statistic, bind
+from flbench.client.program import LocalProgram, Statistic, bind
 from flbench.core.tree import take
 from flbench.core.types import Dispatch
 from flbench.experiment.rounds import settings_of
@@ -26,15 +25,6 @@ from tests.support import build
 
 def cos(a, b) -> float:
     return float(a @ b / (a.norm() * b.norm()).clamp_min(1e-12))
-
-
-def test_training_never_moves_prototypes_or_similarities():
-    """Training ends before they are written, and its optimizer gets the net's parameters only."""
-    algorithm = build("algorithm=hfcd").algorithm
-
-    [train] = [s for s in algorithm.program(None).steps if isinstance(s, Phase)]
-
-    assert train.train == frozenset(algorithm.setting.net.parameters)
 
 
 @pytest.mark.slow
@@ -77,16 +67,6 @@ def test_contrast_is_never_negative_and_without_hard_weight_cross_entropy_of_cos
 
     expected = torch.nn.functional.cross_entropy(scores, c.y)
     assert torch.allclose(found, expected, rtol=0, atol=TINY)
-
-
-def test_hard_negatives_are_symmetric_present_and_never_the_class_itself():
-    c = case()
-
-    hard = hard_negatives(c.ctx["global.similarity"], c.ctx["global.present"], -1.0)
-
-    assert not hard.diagonal().any()
-    assert not hard[:, 3].any()
-    assert hard[0, [1, 2, 4]].all()
 
 
 def test_similarity_loss_of_equal_matrices_is_zero_and_else_has_a_gradient():

@@ -78,7 +78,7 @@ def similarity_loss(z: Tensor, y: list[int], table: Table, bank: dict[int, Tenso
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hard", [True, False])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_contrast_equals_the_loop_in_value_and_gradient(seed, hard):
     c, table, _ = situation(seed)
     algorithm = build("algorithm=hfcd", f"algorithm.hard_negatives={str(hard).lower()}").algorithm
@@ -93,7 +93,7 @@ def test_contrast_equals_the_loop_in_value_and_gradient(seed, hard):
 
 
 @pytest.mark.parametrize("size", [3, 12])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_distillation_equals_the_loop_in_value_and_gradient(seed, size):
     """The smaller batch lacks classes, whose prototypes then come from the bank."""
     c, table, bank = situation(seed, size)
@@ -238,18 +238,3 @@ def test_rounds_equal_loops_over_the_equations(option, engine):
     for (p, q), value in table.similarity.items():
         found = state.server["global.similarity"][p, q]
         assert_equal(found, torch.tensor(value, dtype=torch.float64), f"similarity of {p} and {q}")
-
-
-@pytest.mark.slow
-def test_the_loops_tell_the_variants_apart():
-    """Every option of VARIANTS changes the loops' weights, so that each of them is tested."""
-    found = {}
-    for option, keys in VARIANTS.items():
-        weights, server, banks, _ = expected_of(option)
-        chosen = server if keys.get("full") else weights[min(banks)]  # a client that has trained
-        found[option] = chosen[BACKBONE[0]]
-
-    names = list(found)
-    for k, one in enumerate(names):
-        for other in names[k + 1 :]:
-            assert float((found[one] - found[other]).abs().max()) > 1e-6, (one, other)

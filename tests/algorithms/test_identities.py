@@ -8,7 +8,7 @@ import torch
 from flbench.core.tree import digest
 from flbench.experiment.rounds import exchange, settings_of, train
 from flbench.models.base import net_leaves
-from flbench.testing import after, with_method
+from flbench.testing import after
 from tests.support import build, summary_of_run
 
 pytestmark = pytest.mark.slow
@@ -17,6 +17,7 @@ POLICIES = ["average", "local", "drop"]
 LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
 ONE = "partition.clients=1 train.participation=1"
 LINEAR = "adaptive=false agg_weights=samples"
+STILL = "train.optimizer.momentum=0"
 
 EQUAL = [
     # a method with keys, the method that it is then, others that it is not, whether bytes are equal
@@ -63,6 +64,19 @@ EQUAL = [
         True,
     ),
     ("moon mu=0", "fedavg", [], True),
+    ("dfedavg topology=erdos_renyi edge_probability=0", "local", ["dfedavg"], False),
+    ("dfedavg active=0", "local", [], False),
+    ("dfedavg", f"dfedavgm {STILL}", [f"dfedavg {STILL}"], True),  # theta is momentum
+    (f"dfedavgm theta=0 {STILL}", f"dfedavg {STILL}", [f"dfedavgm theta=0.5 {STILL}"], True),
+    ("dfedsalt rho=0", "dfedalt", ["dfedsalt"], True),
+    ("dfedalt rho=0.7", "dfedsalt", [], True),
+    (
+        "fedpc groups=1 alpha=1 gamma=0",
+        "fedper agg_weights=uniform",
+        ["fedpc groups=1 alpha=1 gamma=0.1"],
+        False,
+    ),
+    ("fedtgp lam=0", "local", ["fedtgp"], False),
     ("pfedsim rho=1", "fedavg", [], True),
 ]
 NORM = "model.norm=group"
@@ -78,6 +92,24 @@ EQUAL_WITH = (
     ]
     + [("fedbn train.batchnorm=average", "fedbn train.batchnorm=local", [], True)]
 )
+FIRST = f"train.rounds=1 {STILL}"
+SINGLE = f"model.name=mlp train.batch_size=1 {FIRST}"  # each part of a batch is the batch
+SERVERS = [
+    # a method, and the one whose server has the same tensors; what clients have besides differs
+    ("ditto lam=3", "fedavg"),
+    ("ft finetune=head_first finetune_lr=0.5", "fedavg"),
+    ("fedavgm beta=0 server_lr=1", "fedavg"),
+    ("fedavgm beta=0 server_lr=1 nesterov=false", "fedavg"),
+    (f"apfl {LINEAR} alpha=1", "fedavg"),
+    ("fedrod gamma=0", "fedavg"),
+    ("knnper", "fedavg"),
+    (f"scaffold {FIRST}", f"fedavg agg_weights=uniform {FIRST}"),  # all variates are zero
+    (f"perfedavg alpha=0 {SINGLE}", f"fedavg agg_weights=uniform {SINGLE}"),
+    (
+        f"perfedavg alpha=0 version=hessian_free {SINGLE}",
+        f"fedavg agg_weights=uniform {SINGLE}",
+    ),
+]
 MLP = "model.name=mlp train.optimizer.lr=0.1"
 OPTIONS = [
     ("fedavg", ["agg_weights=uniform"]),
@@ -97,8 +129,8 @@ OPTIONS = [
 
 
 @cache
-def trained(words: str, *more: str) -> tuple[str, float, float]:
-    """Return the digest of the models that clients are evaluated with, and bytes up and down.
+def ended(words: str, *more: str):
+    """Return an experiment, its last state, and what its rounds cost.
 
     Args:
         words: A method and its keys; those without a section are the method's.
@@ -114,7 +146,14 @@ def trained(words: str, *more: str) -> tuple[str, float, float]:
         over = exchange(algorithm, state, train(algorithm, built.engine, state, settings))
         state = over.state
         costs.append(over.costs)
-    models = list(built.evaluator(print).deployed(state, settings_of(algorithm, state)))
+    return built, state, costs
+
+
+@cache
+def trained(words: str, *more: str) -> tuple[str, float, float]:
+    """Return the digest of the models that clients are evaluated with, and bytes up and down."""
+    built, state, costs = ended(words, *more)
+    models = list(built.evaluator(print).deployed(state, settings_of(built.algorithm, state)))
     assert all(value.isfinite().all() for model in models for value in model.values())
     assert not any(one["diverged"] for one in costs)
     up, down = (sum(one.get(f"{way}_bytes", 0) for one in costs) for way in ("up", "down"))
@@ -135,6 +174,17 @@ def assert_equal(one, other, differing, with_bytes, *more):
 @pytest.mark.parametrize("row", EQUAL, ids=lambda row: row[0])
 def test_methods_are_equal(policy, row):
     assert_equal(*row, f"train.batchnorm={policy}")
+
+
+@pytest.mark.one_of("policy")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("words", "other"), SERVERS)
+def test_servers_are_equal(policy, words, other):
+    found, expected = (ended(one, f"train.batchnorm={policy}")[1].server for one in (words, other))
+
+    assert expected
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
 
 
 @pytest.mark.parametrize("row", EQUAL_WITH, ids=lambda row: row[0])
@@ -187,17 +237,6 @@ def test_batchnorm_policies_differ_only_where_statistics_are():
     assert len(set(found.values())) == 3
     plain = [trained("fedavg model.norm=none", f"train.batchnorm={one}")[0] for one in POLICIES]
     assert plain[0] == plain[2]
-
-
-def test_batchnorm_local_keeps_statistics_with_the_client():
-    built = build(*with_method("fedavg", "train.batchnorm=local"))
-
-    state = after(built, 2)
-
-    statistics = built.algorithm.setting.net.statistics
-    assert statistics
-    assert set(state.clients) == statistics
-    assert not statistics & set(state.server)
 
 
 def test_local_only_never_sampled_clients_stay_at_the_start_and_are_counted():

@@ -1,6 +1,5 @@
 """IFCA: FedAvg with one model, a loop over all models, the choices of clients."""
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -9,7 +8,7 @@ from flbench.core.types import Message, Results
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after, played
 from tests.algorithms.plain import EPOCHS, FULL, ROUNDS, Plain, assert_close
-from tests.support import build, write_npz
+from tests.support import build
 
 EXACT = "engine.precision=64-true"
 
@@ -131,26 +130,3 @@ def test_clients_are_evaluated_with_the_model_that_they_would_choose_now():
     for client, found in enumerate(evaluated):
         assert_close(found, model(state, best[client], several))
     assert list(built.algorithm.deploy(state, torch.arange(5))) == ["personal"]  # no global model
-
-
-def test_two_kinds_of_clients_find_one_model_each(tmp_path):
-    """Clients 2 and 3 have other labels for the same images."""
-    groups = np.arange(120) // 4 % 4
-    labels = np.where(groups < 2, np.arange(120) % 4, (np.arange(120) + 2) % 4)
-    data = write_npz(tmp_path / "kinds.npz", train_groups=groups)
-    arrays = dict(np.load(data))
-    np.savez(data, **(arrays | {"train_labels": labels[:, None]}))
-    keys = (
-        f"data.path={data}",
-        "partition.scheme=natural",
-        "partition.clients=null",
-        "model.name=logistic",
-        "train.local_epochs=5",
-    )
-    built = build("algorithm=ifca", "algorithm.clusters=2", *keys)
-    state = built.start()
-    for _ in range(5):
-        state, results = played(built, state)
-
-    a, b, c, d = results.sent.values["choice"].tolist()
-    assert a == b != c == d

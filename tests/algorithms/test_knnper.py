@@ -9,7 +9,7 @@ from flbench.algorithms import Batch, Context, Outputs, Statistic
 from flbench.algorithms.knnper import Mixture, best_share
 from flbench.core.types import Samples
 from flbench.experiment.rounds import settings_of
-from flbench.testing import after, fingerprint
+from flbench.testing import after
 from tests.algorithms.loops import CLASSES, KEYS, WIDTH, Clients, assert_equal, net
 from tests.support import build
 
@@ -95,14 +95,11 @@ def test_probabilities_equal_a_loop(keys, engine):
     assert len(shares) > 1 or keys["sigma"] == 1.0
 
 
-@pytest.mark.slow
-def test_training_is_fedavg_and_three_models_are_reported():
+def test_three_models_are_reported():
     built = build(*KEYS, "algorithm=knnper")
-    state = after(built, 2)
-    assert fingerprint(state) == fingerprint(after(build(*KEYS, "algorithm=fedavg"), 2))
 
-    found = built.evaluator(print).evaluate(state, settings_of(built.algorithm, state), common=True)
-    assert {name for name, _ in found.local} == {"personal", "knn", "noknn"}
+    models = built.algorithm.deploy(built.start(), torch.arange(5))
+    assert models.keys() >= {"personal", "knn", "noknn"}
 
 
 def predicted(queries, keys, labels, *, share, neighbours=1, sigma=1.0, real=None):

@@ -5,7 +5,6 @@ import torch
 
 from flbench.core.tree import only
 from flbench.experiment.communication import apply_masks
-from flbench.testing import after
 from tests.algorithms.loops import (
     BACKBONE,
     HEAD,
@@ -16,7 +15,6 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.algorithms.plain import EPOCHS, FULL, Plain, assert_close
 from tests.support import build, summary_of_run
 
 LENET5 = [  # (first layer, its normalization), ... in the order of the forward pass
@@ -96,25 +94,3 @@ def test_lower_layers_cross_once_after_the_warm_up():
 
     assert summary["communication"]["up_bytes"] == 5 * (whole + 2 * head)
     assert summary["communication"]["down_bytes"] == 5 * (whole + head)
-
-
-@pytest.mark.slow
-def test_layers_of_lenet_with_batchnorm_equal_a_loop():
-    keys = ("algorithm.layers=4", "algorithm.agg_weights=samples")
-    built = build("algorithm=lgfedavg", "model.name=lenet5", *keys, *FULL)
-    plain, net = Plain(built), built.algorithm.setting.net
-    keeps = {name for name in net.leaves if name.rpartition(".")[0] in LENET5[0]}
-    assert len(keeps) == 7
-
-    def local(client, leaves):
-        for _ in range(EPOCHS):
-            leaves = plain.step(leaves, client, net.parameters)
-        return leaves
-
-    server, kept = plain.federate(keeps, local)
-    state = after(built, 3)
-
-    assert set(state.clients) == keeps
-    assert_close(state.server, server)
-    for client in range(5):
-        assert_close({name: rows[client] for name, rows in state.clients.items()}, kept[client])

@@ -112,19 +112,6 @@ def test_deployed_models_have_made_one_step():
 
 
 @pytest.mark.slow
-def test_without_inner_step_on_single_samples_it_is_uniform_fedavg():
-    """To the bit: each part of a batch of one sample is the batch."""
-    single = ("model=mlp", "train.batch_size=1", "train.rounds=1", "partition.samples=160")
-    expected = after(build(*single, "algorithm=fedavg", "algorithm.agg_weights=uniform"), 1).server
-
-    for version in ("first_order", "hessian_free"):
-        keys = ("algorithm=perfedavg", f"algorithm.version={version}", "algorithm.alpha=0")
-        found = after(build(*single, *keys), 1).server
-        for name, value in expected.items():
-            assert torch.equal(found[name], value), name
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("version", ["first_order", "hessian_free"])
 def test_clipping_and_weight_decay_act_on_the_step_of_w_alone(version):
     """One step of one client: the clipped gradient is a multiple, and decay adds lr decay w."""
@@ -148,20 +135,6 @@ def test_clipping_and_weight_decay_act_on_the_step_of_w_alone(version):
 def batch(size):
     mask, rows = torch.ones(size, dtype=torch.bool), torch.arange(size)
     return Batch(rows[:, None].double(), rows, mask, rows, torch.tensor(0))
-
-
-@pytest.mark.parametrize("delta", [1e-3, 0.5])
-def test_gradient_of_a_quadratic_loss_is_exact(delta):
-    """For a/2 (w - c)^2: (1 - alpha a) f'(w) without the Hessian, (1 - alpha a)^2 f'(w) with it."""
-    a, alpha, w = 3.0, 0.1, {"w": torch.tensor([1.0, -2.0], dtype=torch.float64)}
-
-    def grad(parameters, batch):
-        return {"w": a * (parameters["w"] - 0.5)}
-
-    for step, power in ((None, 1), (delta, 2)):
-        found = meta_gradient(context_of(w, batch(6)), grad, alpha, step)["w"]
-        expected = (1 - alpha * a) ** power * grad(w, None)["w"]
-        assert torch.allclose(found, expected, rtol=1e-9, atol=0)
 
 
 def context_of(trained, batch):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from flbench.algorithms.pfedfda import MU, SIGMA, Gaussians, bayes, square, triangle
+from flbench.algorithms.pfedfda import MU, SIGMA, Gaussians, bayes, square
 from flbench.core.tree import only
 from flbench.experiment.rounds import settings_of
 from flbench.testing import after
@@ -177,20 +177,6 @@ def test_classifier_is_that_of_scikit_learn():
     difference = z @ weight.numpy().T + bias.numpy() - lda.decision_function(z)
     difference -= np.log(shares) - np.log(lda.priors_)  # the only other thing
     assert np.abs(difference).max() < 1e-8
-
-
-def test_logits_do_not_depend_on_the_scale_of_features():
-    torch.manual_seed(0)
-    z, mu = torch.randn(7, 4).double(), torch.randn(3, 4).double()
-    root = torch.randn(4, 4).double()
-    sigma, shares = root @ root.T, torch.tensor([0.2, 0.3, 0.5]).double()
-    assert torch.equal(square(triangle(sigma), 4), sigma)
-
-    def logits(s):
-        weight, bias = bayes(Gaussians(s * mu, s**2 * sigma), shares, EPS)
-        return s * z @ weight.T + bias
-
-    assert torch.allclose(logits(1.0), logits(30.0), rtol=0, atol=1e-8)
 
 
 @pytest.mark.slow

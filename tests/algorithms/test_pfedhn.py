@@ -257,7 +257,3 @@ def test_default_rate_of_the_server_is_the_papers_times_the_clients_of_a_round(p
     ).algorithm
 
     assert algorithm.server_lr == pytest.approx(rate)
-
-
-def test_embedding_has_the_length_of_the_paper():
-    assert build("algorithm=pfedhn", "partition.clients=6").start().server[V].shape == (6, 2)

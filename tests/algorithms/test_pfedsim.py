@@ -6,11 +6,9 @@ from math import log
 import pytest
 import torch
 
-from flbench.algorithms.pfedsim import CountClasses, write_held_classes
-from flbench.client.program import LocalProgram, Statistic, Transform
-from flbench.core.types import Dispatch, Message, Results
+from flbench.core.types import Message, Results
 from flbench.experiment import rounds
-from flbench.experiment.rounds import settings_of, visible_to_server
+from flbench.experiment.rounds import visible_to_server
 from flbench.testing import after, played
 from tests.support import build, summary_of_run
 
@@ -85,25 +83,6 @@ def aggregated(built, state, results):
         state.clients[name][results.ids] = value
     update = built.algorithm.aggregate(state, results)
     return replace(state, server={**state.server, **update.server})
-
-
-@pytest.mark.slow
-def test_clients_without_positive_similarity_keep_their_own_body():
-    built = build(*KEYS)
-    state = after(built, 3)
-    vertex = [1.0, -1.0, 0.0, 0.0, 0.0]
-
-    def change(i, name, value):
-        if name == "head.weight":
-            return torch.full_like(value, vertex[i])
-        return value + i
-
-    state = aggregated(built, state, uploads(built, state, change))
-
-    assert float(state.server["similarity"][:2].max()) == 0.0
-    mixed = built.algorithm.mixture(state, torch.arange(5))
-    for name, rows in mixed.items():
-        assert torch.equal(rows, state.clients[name]), name
 
 
 def test_identical_clients_get_their_own_body_back():
@@ -212,23 +191,3 @@ def test_without_a_warm_up_the_seeded_net_is_free_in_the_first_round():
     ].any()  # the classifier of the others is the seeded one
     for name in ("backbone.fc1.weight", "backbone.norm1.running_var"):
         assert torch.equal(second.rows.values[name][4], built.start().server[name])
-
-
-def test_held_classes_are_those_with_training_samples():
-    built = build("algorithm=local", "partition.alpha=0.1")
-    program = LocalProgram(
-        (Statistic("held", CountClasses(10)), Transform(write_held_classes)),
-        sends=frozenset({"held"}),
-    )
-
-    results = built.engine.run(
-        program,
-        torch.arange(5),
-        rows=lambda ids: {},
-        dispatch=lambda ids: Dispatch(),
-        settings=settings_of(built.algorithm, built.start()),
-    )
-
-    held = results.sent.values["held"]
-    assert torch.equal(held, built.federation.counts > 0)
-    assert not held.all()

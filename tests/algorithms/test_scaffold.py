@@ -6,29 +6,9 @@ import torch
 
 from flbench.testing import after, played
 from tests.algorithms.plain import EPOCHS, FULL, LR, ROUNDS, Plain, assert_close
-from tests.algorithms.test_identities import POLICIES
 from tests.support import build, write_npz
 
 EXACT = "engine.precision=64-true"
-UNIFORM = "algorithm.agg_weights=uniform"
-
-
-def variates(rows, prefix, names):
-    return {name: rows[prefix + name] for name in names}
-
-
-@pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_first_round_is_fedavgs(policy):
-    """All variates are zero, and what is added to gradients too."""
-    keys = ("model.name=lenet5", "train.participation=0.6", f"train.batchnorm={policy}")
-    fedavg = after(build("algorithm=fedavg", UNIFORM, *keys), 1)
-    scaffold = after(build("algorithm=scaffold", *keys), 1)
-
-    assert fedavg.server
-    for name, value in fedavg.server.items():
-        assert torch.equal(scaffold.server[name], value), name
 
 
 @pytest.mark.slow
@@ -69,20 +49,6 @@ def test_rounds_equal_a_plain_loop(weights, rate):
     assert_close(state.server, w | {f"c.{n}": value for n, value in c.items()})
     for i in range(5):
         assert_close({n: state.clients[f"c_i.{n}"][i] for n in names}, own[i])
-
-
-def test_variates_are_the_last_mean_gradients_and_theirs_is_the_servers():
-    """c is the mean of all c_i, also of absent clients; c_i is 0 before the first participation."""
-    built = build("algorithm=scaffold", EXACT, "train.optimizer.lr=0.1")
-    names, state = built.algorithm.setting.net.parameters, built.start()
-
-    for ids in ([0, 1, 2], [2, 3], [0, 3]):
-        state, _ = played(built, state, torch.tensor(ids))
-        rows = variates(state.clients, "c_i.", names)
-        for name, value in variates(state.server, "c.", names).items():
-            assert torch.allclose(rows[name].mean(dim=0), value, rtol=0, atol=1e-12), name
-            assert rows[name][ids].any(), name
-            assert not rows[name][4].any(), name
 
 
 @pytest.mark.slow

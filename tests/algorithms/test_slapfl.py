@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from flbench.core.types import Message, Results
-from flbench.experiment import rounds
 from flbench.testing import after, played
 from tests.support import build
 
@@ -82,20 +81,6 @@ def results_of(steps) -> Results:
     )
 
 
-@pytest.mark.parametrize("options", [(), ("algorithm.agg_weights=samples",)])
-def test_rows_sum_to_one_and_clients_without_a_step_enter_no_other_mixture(options):
-    """The cosines are positive and negative."""
-    cosine = torch.empty(5, 5, dtype=torch.float64).uniform_(-1, 1).fill_diagonal_(1.0)
-
-    shares = method(*options).shares(cosine, results_of([3, 0, 3, 3, 0]))
-
-    assert torch.allclose(shares.sum(dim=1), torch.ones(5).double(), rtol=0, atol=1e-12)
-    assert (shares >= 0).all()
-    others = ~torch.eye(5, dtype=torch.bool)
-    assert (shares[:, [1, 4]][others[:, [1, 4]]] == 0).all()
-    assert (shares.diagonal() > 0).all()
-
-
 def test_negative_and_zero_cosines_leave_a_client_to_itself():
     cosine = torch.tensor([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.5], [0.0, 0.5, 1.0]]).double()
 
@@ -131,19 +116,6 @@ def with_uploads(rows) -> Results:
     return Results(torch.arange(clients), steps, torch.zeros(clients), {}, Message(rows), {})
 
 
-@pytest.mark.slow
-def test_identical_clients_get_their_own_model_back():
-    built = build(*KEYS)
-    state = after(built, 1)
-    rows = {name: value[:1].expand_as(value).clone() for name, value in state.clients.items()}
-
-    update = built.algorithm.aggregate(state, with_uploads(rows))
-
-    for name, value in update.reply.values.items():
-        assert torch.allclose(value.double(), rows[name].double(), rtol=0, atol=1e-12), name
-    assert update.metrics["cosine_mean"] == pytest.approx(1.0)
-
-
 def test_absent_clients_keep_their_mixture_and_only_the_rounds_clients_are_mixed():
     built = build(*KEYS, "train.participation=0.6")
     state = after(built, 1)
@@ -157,26 +129,3 @@ def test_absent_clients_keep_their_mixture_and_only_the_rounds_clients_are_mixed
         assert torch.allclose(state.clients[name][ids[k]], value, rtol=0, atol=1e-10), name
     for name, value in state.clients.items():
         assert torch.equal(value[[1, 2, 4]], before[name][[1, 2, 4]])
-
-
-def test_local_statistics_are_neither_mixed_nor_sent():
-    built = build(*KEYS, "train.batchnorm=local")
-
-    state, results = played(built, built.start())
-
-    name = "backbone.norm1.running_mean"
-    assert name not in results.sent.values
-    assert torch.equal(state.clients[name], results.kept[name])
-    assert len(state.clients[name].unique(dim=0)) == 5
-
-
-def test_each_client_is_evaluated_with_its_own_mixture():
-    built = build(*KEYS)
-    state = after(built, 1)
-    settings = rounds.settings_of(built.algorithm, state)
-
-    deployed = built.evaluator(print).deployed(state, settings)
-
-    for i, tree in enumerate(deployed):
-        for name, value in tree.items():
-            assert torch.equal(value, state.clients[name][i]), name

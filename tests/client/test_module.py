@@ -8,17 +8,15 @@ from dataclasses import dataclass, fields, replace
 import lightning
 import pytest
 import torch
-from torch import nn
 
 from flbench.client.forward import apply
 from flbench.client.module import ClientModule
 from flbench.client.program import LocalProgram, Phase
 from flbench.config.schema import OptimizerConfig, TrainConfig
-from flbench.core.errors import UnknownNameError
 from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Samples
 from flbench.engine.base import RoundSettings
-from flbench.engine.training import ClientBatches, Training
+from flbench.engine.training import ClientBatches
 from flbench.losses import CrossEntropy, Proximal
 from flbench.models.base import net_leaves
 from flbench.models.freezing import mode
@@ -154,44 +152,6 @@ def test_trainer_and_engine_give_equal_weights_in_half_precision():
     assert_equal(trained_by_engine(experiment, some), found)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_data_loader_of_torch_gives_the_same_batches(experiment):
-    loader = torch.utils.data.DataLoader(batches_of(experiment, phase()), batch_size=None)
-    module = module_of(phase())
-
-    trainer_of(phase()).fit(module, loader)
-
-    expected = trained_by_engine(experiment, phase())
-    assert_equal(expected, {n: v.detach() for n, v in net_leaves(module.net).items()})
-
-
-class Scaled(ClientModule):
-    """A user's module: another loss, and another optimizer."""
-
-    def training_step(self, batch, batch_idx=0):
-        return 0.5 * super().training_step(batch, batch_idx)
-
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        optimizer.param_groups[0]["lr"] *= 3
-        return optimizer
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_subclass_trains_alike_under_engine_and_trainer():
-    experiment, some = build("model.name=lenet5", "algorithm=local"), phase(epochs=3)
-    environment = experiment.engine._environment
-    leaves, start = environment.own, environment.start
-    module = Scaled(environment.net, some, leaves, start, {})
-
-    Training(environment, module, CLIENT, SETTINGS).run()
-
-    assert_equal(
-        {name: leaf.detach() for name, leaf in leaves.items()},
-        trained_by_lightning(experiment, some, Scaled),
-    )
-
-
 def lenet():
     net = build("model.name=lenet5").net
     return net, {name: leaf.detach().clone() for name, leaf in net_leaves(net).items()}
@@ -244,35 +204,3 @@ def test_mode_is_restored_after_an_error():
 
     assert net.training
     assert not net.backbone.norm1.training
-
-
-def test_frozen_batchnorm_stays_in_eval_mode_while_the_rest_trains():
-    net, leaves = lenet()
-    frozen = phase(train="head.*", batchnorm="eval")
-
-    module = ClientModule(net, frozen, net_leaves(net), leaves, {}).train()
-
-    assert module.net.backbone.conv1.training
-    assert not any(m.training for m in net.modules() if isinstance(m, nn.BatchNorm2d))
-
-
-def test_only_named_parameters_are_in_the_optimizer():
-    net, leaves = lenet()
-    head = phase(train="head.*", optimizer=OptimizerConfig(weight_decay=0.1))
-
-    module = ClientModule(net, head, net_leaves(net), leaves, {})
-    optimizer = module.configure_optimizers()
-
-    assert sum(p.numel() for group in optimizer.param_groups for p in group["params"]) == 850
-    assert [name for name, p in net.named_parameters() if p.requires_grad] == [
-        "head.weight",
-        "head.bias",
-    ]
-
-
-def test_a_phase_that_trains_nothing_is_refused():
-    net, leaves = lenet()
-    module = ClientModule(net, phase(train="nothing.*"), net_leaves(net), leaves, {})
-
-    with pytest.raises(UnknownNameError, match=r"`train`.*`nothing\.\*`"):
-        module.configure_optimizers()

@@ -4,8 +4,6 @@ In float64 a GPU must give the results of the CPU up to rounding, for every meth
 of net; and in every precision it must give the same bits each time.
 """
 
-import subprocess
-import sys
 from itertools import product
 
 import lightning
@@ -229,15 +227,6 @@ def test_a_module_of_the_user_is_trained(method, tmp_path):
         )
         digests.append(done.digest)
     assert digests[0] == digests[1]
-
-
-def test_standard_error_holds_the_notes_of_flbench_alone(tmp_path):
-    command = ["run", "fedavg", "--rounds", "1", "--out", str(tmp_path), "tracking.mlflow=false"]
-    command = [sys.executable, "-m", "flbench", *command, GPU]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    assert all(line.startswith(("note:", "round ", "fedavg")) for line in lines), done.stderr
 
 
 def test_what_a_gpu_has_trained_is_read_without_one(tmp_path):

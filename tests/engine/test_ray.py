@@ -26,7 +26,6 @@ ray = pytest.importorskip("ray")
 from flbench.engine.ray import RayEngine  # noqa: E402  # it needs Ray
 from flbench.workers.ray_driver import RayPool  # noqa: E402
 
-METHODS = ALGORITHMS.load()
 KEYS = (*NET, "engine.threads=1")
 RANDOM = "model.name=tests.experiment.test_smoke:All"
 """A net with random layers of many kinds."""
@@ -71,16 +70,6 @@ def assert_same_bits(engine, name: str, number: int) -> None:
 
 @pytest.mark.parametrize("name", SPANNING)
 def test_every_kind_of_state_ends_with_the_sequential_engines_bits(engine, name):
-    assert_same_bits(engine, name, number=3)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("engine", "name"),
-    [(ALGORITHMS.find(name).example(), name) for name in METHODS if name not in SPANNING],
-    indirect=["engine"],
-)
-def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
     assert_same_bits(engine, name, number=3)
 
 

@@ -14,7 +14,7 @@ from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.schema import OptimizerConfig, TrainConfig
 from flbench.core.errors import UnknownNameError
 from flbench.core.rng import Draw
-from flbench.core.types import Context, Dispatch, Message, Samples
+from flbench.core.types import Dispatch, Message, Samples
 from flbench.data import batches
 from flbench.engine import sequential
 from flbench.engine.base import RoundSettings, open_device
@@ -103,26 +103,6 @@ def test_plain_phase_equals_a_bare_loop(lenet):
     assert_equal(results.kept, bare(lenet))
 
 
-@pytest.mark.parametrize(
-    ("config", "keys"),
-    [
-        (
-            OptimizerConfig(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
-            {"momentum": 0.9, "nesterov": True},
-        ),
-        (OptimizerConfig(name="adam", lr=0.01, weight_decay=0.01), {"optimizer": torch.optim.Adam}),
-        (
-            OptimizerConfig(name="adamw", lr=0.01, weight_decay=0.01),
-            {"optimizer": torch.optim.AdamW},
-        ),
-    ],
-)
-def test_optimisers_equal_pytorchs(mlp, config, keys):
-    results = go(mlp, LocalProgram((phase(optimizer=config),), everything(mlp)))
-
-    assert_equal(results.kept, bare(mlp, lr=config.lr, skip=False, weight_decay=0.01, **keys))
-
-
 def test_learning_rate_follows_the_schedules_factor(mlp):
     results = go(mlp, LocalProgram((phase(),), everything(mlp)), factor=0.5)
 
@@ -190,15 +170,6 @@ def test_phases_have_optimisers_of_their_own_and_freezing_is_freezing(lenet):
     assert not torch.equal(after_both["backbone.conv1.weight"][0], start["backbone.conv1.weight"])
 
 
-def test_steps_count_steps_over_epochs(mlp):
-    epochs = go(mlp, LocalProgram((phase(epochs=3),), everything(mlp)))
-    steps = go(mlp, LocalProgram((phase(epochs=None, steps=int(epochs.steps)),), everything(mlp)))
-    fewer = go(mlp, LocalProgram((phase(epochs=None, steps=2),), everything(mlp)))
-
-    assert_equal(steps.kept, {name: value[0] for name, value in epochs.kept.items()})
-    assert int(fewer.steps) == 2
-
-
 @dataclass(frozen=True)
 class Sum:
     """The net is called with the sum of its leaves and a second model's."""
@@ -254,49 +225,6 @@ def test_gradients_that_share_memory_get_nesterovs_momentum_once(engine, monkeyp
         assert torch.allclose(value, together[name], rtol=0, atol=1e-6), name
 
 
-def test_clip_bounds_the_gradient_over_trained_leaves(mlp):
-    start = start_of(mlp)
-    clipped = phase(epochs=None, steps=1, clip=0.01, optimizer=OptimizerConfig(lr=1.0))
-
-    results = go(mlp, LocalProgram((clipped,), everything(mlp)))
-
-    moved = (
-        sum(float((results.kept[name][0] - start[name]).square().sum()) for name in start) ** 0.5
-    )
-    assert moved == pytest.approx(0.01, rel=1e-3)
-
-
-@dataclass(frozen=True)
-class Doubled:
-    """The net is called with twice the leaves: the chain rule doubles the gradient."""
-
-    def __call__(self, context):
-        return {
-            name: leaf * 2 if leaf.is_floating_point() else leaf
-            for name, leaf in context.leaves.items()
-        }
-
-
-def test_weights_hook_is_what_the_net_is_called_with(mlp):
-    start = start_of(mlp)
-    program = LocalProgram((phase(weights=Doubled(), epochs=None, steps=1),), everything(mlp))
-
-    results = go(mlp, program)
-
-    x, y = first_batch(mlp)
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in start.items()}
-    loss = torch.nn.functional.cross_entropy(
-        apply(mlp.net.double(), Doubled()(Context(leaves=leaves, start=leaves, ctx={})), x).logits,
-        y,
-    )
-    for name, gradient in zip(
-        leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
-    ):
-        assert torch.allclose(
-            results.kept[name][0], start[name] - 0.05 * gradient, rtol=0, atol=1e-12
-        )
-
-
 def first_batch(experiment):
     federation = experiment.federation.to(torch.device("cpu"), torch.float64)
     rows = federation.partition.parts["train"][1]
@@ -330,18 +258,6 @@ def test_gradient_hook_decides_what_the_optimiser_sees(mlp):
         assert torch.allclose(
             results.kept[name][0], start[name] - 0.05 * gradient, rtol=0, atol=1e-12
         )
-
-
-@dataclass(frozen=True)
-class Clamp:
-    def __call__(self, context):
-        return {name: value.clamp(-0.01, 0.01) for name, value in context.trained.items()}
-
-
-def test_project_follows_every_step(mlp):
-    results = go(mlp, LocalProgram((phase(project=Clamp()),), everything(mlp)))
-
-    assert max(float(value.abs().max()) for value in results.kept.values()) <= 0.01
 
 
 @dataclass(frozen=True)
@@ -521,22 +437,6 @@ def test_client_that_diverges_is_left_out_with_a_reason(mlp):
     assert torch.equal(results.kept["head.weight"][1], alone.kept["head.weight"][0])
 
 
-def test_masks_travel_with_what_is_sent(mlp):
-    program = LocalProgram(
-        (Transform(Parts()),), frozenset(), frozenset({"part"}), (("part", "present"),)
-    )
-
-    results = go(mlp, program, (0, 3))
-
-    assert results.sent.mask["part"].tolist() == [[True, False]] * 2
-
-
-@dataclass(frozen=True)
-class Parts:
-    def __call__(self, context):
-        return {"part": torch.tensor([1.0, 2.0]), "present": torch.tensor([True, False])}
-
-
 def test_single_sample_is_skipped_with_batchnorm_and_used_without(lenet, mlp):
     one = Samples(limit=1)
 
@@ -561,22 +461,6 @@ def test_engine_leaves_its_net_and_data_alone(lenet):
 def test_phase_that_trains_nothing_is_a_mistake(mlp):
     with pytest.raises(UnknownNameError, match=r"step 1 \(Phase\).*nothing"):
         go(mlp, LocalProgram((phase(train="nothing.*"),)))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["32-true", "tf32", "bf16-mixed", "16-mixed"])
-def test_gpu_trains_to_about_the_same_weights(precision):
-    cpu = build("model.name=lenet5", "engine.device=cpu")
-    gpu = build("model.name=lenet5", "engine.device=cuda", f"engine.precision={precision}")
-    program = LocalProgram((phase(epochs=1),), everything(cpu))
-
-    expected, found = go(cpu, program), go(gpu, program)
-
-    tolerance = 1e-5 if precision == "32-true" else 3e-2
-    for name, value in expected.kept.items():
-        assert torch.allclose(value.double(), found.kept[name].double(), rtol=0, atol=tolerance), (
-            name
-        )
 
 
 SEEN = []

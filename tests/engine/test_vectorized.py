@@ -15,10 +15,8 @@ from flbench.core.errors import ConfigError
 from flbench.core.parts import offered
 from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Samples
-from flbench.engine import stacked_training
 from flbench.engine.base import RoundSettings
 from flbench.engine.stacked_layers import exclude_padding
-from flbench.engine.stacked_tree import StackedTree
 from flbench.experiment import assembly
 from flbench.losses import CrossEntropy, Proximal
 from flbench.testing import after
@@ -294,18 +292,6 @@ def test_client_that_diverges_is_left_out(engines):
     assert many.failures[0].reason == "its training loss is not finite"
 
 
-@pytest.mark.slow
-def test_blocks_change_nothing(engines):
-    sizes = []
-    for block in (1, 2, 3):
-        engines[1].engine._block = block
-        try:
-            sizes.append(assert_same(engines, [phase()], observe=()))
-        finally:
-            engines[1].engine._block = None
-    assert_close(sizes[0].kept, sizes[2].kept)
-
-
 def test_nobody_may_take_part_in_a_round(engines):
     nobody, settings = (
         torch.zeros(0, dtype=torch.int64),
@@ -323,10 +309,6 @@ def test_nobody_may_take_part_in_a_round(engines):
         )
         assert results.ids.tolist() == []
         assert results.failures == ()
-
-
-def test_a_step_without_gradients_changes_nothing():
-    stacked_training.StackedOptimizer(OptimizerConfig(), 0.1).step([], [])
 
 
 def test_augmentation_is_keyed_by_sample():
@@ -415,30 +397,6 @@ def test_bf16_stays_finite():
 
     assert results.failures == ()
     assert results.kept["head.weight"].dtype == torch.float32
-
-
-def test_gradients_that_share_memory_are_clipped_once():
-    """Autograd hands one tensor to two leaves whose sum the net sees, and expands sums."""
-    shared, wide = torch.full((2, 3), 2.0), torch.ones(2, 1).expand(2, 4)
-    gradients = {"w": shared, "v": shared, "sum": wide}
-    norm = (3 * 2.0**2 * 2 + 4) ** 0.5
-
-    stacked_training._clip(gradients, 0.5)
-
-    for name, before in (("w", 2.0), ("v", 2.0), ("sum", 1.0)):
-        expected = torch.full_like(gradients[name], before * 0.5 / (norm + 1e-6))
-        assert torch.allclose(gradients[name], expected), name
-
-
-def test_writable_rows_have_the_clients_first_in_memory():
-    """Otherwise vmap's batch_norm writes the statistics of training to a copy."""
-    rows = torch.arange(6.0).reshape(3, 2).T
-    tree = StackedTree(stacked={"mean": rows}, names=["mean"])
-
-    tree.make_writable(["mean"], 2)
-
-    assert tree.stacked["mean"].is_contiguous()
-    assert torch.equal(tree.stacked["mean"], rows)
 
 
 @dataclass(frozen=True)

@@ -197,47 +197,6 @@ def test_reply_is_written_and_charged_inside_its_mask(built):
     assert over.costs["down_bytes"] == 2 * 4
 
 
-@dataclass(frozen=True)
-class HideSecond:
-    """Sets the mask of the reply to the first entry."""
-
-    def __call__(self, context):
-        return {"inside": torch.tensor([True, False])}
-
-
-class OwnMask(Made):
-    """Clients store a reply inside a mask of their own, which they do not send."""
-
-    def init(self, start):
-        server, clients = super().init(start)
-        clients |= {"inside": torch.ones(N, 2, dtype=torch.bool)}
-        return server, clients | {"b": torch.ones(N, 2)}
-
-    def program(self, state: State) -> LocalProgram:
-        steps = (Transform(AddOne(("a",))), Transform(HideSecond()))
-        return LocalProgram(
-            steps,
-            frozenset({"a", "b", "inside"}),
-            frozenset({"a"}),
-            reply_masks=(("a", "inside"), ("b", "inside")),
-        )
-
-    def aggregate(self, state: State, results: Results) -> Update:
-        assert "inside" not in state.clients
-        return Update(reply=Message({"a": results.sent.values["a"] + 7}))
-
-
-def test_reply_is_stored_inside_the_clients_own_mask_and_zero_outside(built):
-    """A leaf without a reply keeps its values; absent clients keep theirs."""
-    algorithm = made(built, OwnMask)
-
-    over = play(built, algorithm, start_of(algorithm), [1, 3])
-
-    assert over.state.clients["a"].tolist() == [[0, 0], [8, 0], [0, 0], [8, 0], [0, 0]]
-    assert over.state.clients["b"].tolist() == [[1, 1]] * 5
-    assert over.costs["down_bytes"] == 2 * 2 * 4
-
-
 class Rowwise(Made):
     """The server sends every client but client 3 a number of its own."""
 

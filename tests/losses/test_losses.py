@@ -22,7 +22,6 @@ from flbench.losses import (
     Proximal,
 )
 from flbench.losses.cross_entropy import ScoresCrossEntropy
-from flbench.losses.similarity import class_sums
 from tests.losses.support import TINY, assert_vmap_safe, case
 
 
@@ -72,7 +71,7 @@ def test_term_is_vmap_safe(name):
     assert_vmap_safe(TERMS[name])
 
 
-@pytest.mark.parametrize("name", [name for name in TERMS if "proto" in name or "semantic" in name])
+@pytest.mark.parametrize("name", ["prototype_l2", "fedpc_pull", "hfcd_contrast"])
 def test_term_without_any_prototype_is_zero_with_zero_gradient(name):
     c = case(absent=(0, 1, 2, 3, 4))
 
@@ -83,7 +82,7 @@ def test_term_without_any_prototype_is_zero_with_zero_gradient(name):
         assert gradient is None or float(gradient.abs().max()) == 0.0
 
 
-@pytest.mark.parametrize("name", [name for name in TERMS if "proto" in name or "semantic" in name])
+@pytest.mark.parametrize("name", ["prototype_l2", "fedpc_pull", "hfcd_contrast"])
 def test_term_with_zero_features_is_finite(name):
     c = case()
     c.features = torch.zeros_like(c.features).requires_grad_()
@@ -166,14 +165,6 @@ def test_prototype_l2_equals_a_loop():
     assert float(PrototypeL2()(c.context())) == pytest.approx(sum(losses) / len(losses), abs=TINY)
 
 
-def test_proximal_gradient_is_the_way_from_the_start():
-    c = case()
-
-    [gradient] = torch.autograd.grad(Proximal(("w",))(c.context()), c.leaves["w"])
-
-    assert torch.equal(gradient, (c.leaves["w"] - c.start["w"]).detach())
-
-
 @pytest.mark.parametrize("anchor", ["start", "now"])
 def test_proximal_of_a_second_model_pulls_it_towards_the_first_and_leaves_that_alone(anchor):
     c = case()
@@ -195,12 +186,3 @@ def test_linear_gradient_is_its_constant_from_leaves_or_ctx():
     for prefix, expected in (("c.", c.leaves["c.w"]), ("s.", c.ctx["s.w"])):
         [gradient] = torch.autograd.grad(Linear(("w",), prefix)(c.context()), c.leaves["w"])
         assert torch.equal(gradient, expected)
-
-
-def test_class_sums_leave_out_masked_rows():
-    sums, counts = class_sums(
-        torch.ones(3, 2), torch.tensor([0, 0, 1]), 2, torch.tensor([True, False, True])
-    )
-
-    assert counts.tolist() == [1, 1]
-    assert sums.tolist() == [[1, 1], [1, 1]]

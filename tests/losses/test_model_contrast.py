@@ -54,14 +54,6 @@ def test_model_contrast_equals_a_loop():
     assert float(found) == pytest.approx(sum(losses) / len(losses), abs=TINY)
 
 
-def test_received_leaves_replace_those_of_the_start():
-    x, net, prev, received = case()
-
-    found = TERM(context(x, net, prev, prev, **{"received.net": received}))
-
-    assert torch.equal(found, TERM(context(x, net, prev, received)))
-
-
 def test_equal_references_give_ln_2_without_a_gradient():
     x, net, prev, _ = case()
     net.requires_grad_()
@@ -70,27 +62,6 @@ def test_equal_references_give_ln_2_without_a_gradient():
 
     assert float(found) == pytest.approx(log(2), abs=TINY)
     assert float(torch.autograd.grad(found, net)[0].abs().max()) < 1e-16
-
-
-def test_references_are_constants():
-    x, net, prev, received = case()
-    for leaf in (net, prev, received):
-        leaf.requires_grad_()
-
-    found = torch.autograd.grad(
-        TERM(context(x, net, prev, received)), [net, prev, received], allow_unused=True
-    )
-
-    assert found[0].abs().max() > 0
-    assert found[1:] == (None, None)
-
-
-def test_features_of_zero_have_cosine_zero():
-    x, net, prev, received = case()
-
-    found = TERM(context(x, torch.zeros_like(net), prev, received))
-
-    assert float(found) == pytest.approx(log(2), abs=TINY)
 
 
 def test_sharp_temperature_stays_finite():

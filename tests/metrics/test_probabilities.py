@@ -8,7 +8,6 @@ import torch
 from sklearn import metrics
 from torchmetrics.classification import MulticlassAUROC, MulticlassCalibrationError
 
-from flbench.core.errors import ConfigError
 from flbench.core.types import Batch, Context, Outputs
 from flbench.experiment.predictions import Predict
 from flbench.metrics.names import PROBABILITY as NAMES
@@ -134,8 +133,3 @@ def test_run_has_them_in_its_files_and_other_metrics_are_the_same(tmp_path):
     mean = np.nanmean([float(row["brier"] or "nan") for row in table])
     assert mean == pytest.approx(summary["last"]["test"]["brier_mean"])
     assert all(f"validation_{name}" in table[0] for name in NAMES)
-
-
-def test_they_are_for_classes_and_a_value():
-    with pytest.raises(ConfigError, match=r"evaluation\.probabilities"):
-        build("evaluation.probabilities=often")

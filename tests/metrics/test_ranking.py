@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
-from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from flbench.metrics import ranking
 from flbench.metrics.ranking import Margins
@@ -44,18 +43,6 @@ def test_pooled_and_client_metrics_equal_scikit_learns(seed, ties):
         assert found[f"{name}_mean"] == pytest.approx(np.mean(expected), abs=1e-12)
 
 
-def test_pooled_metrics_equal_torchmetrics():
-    margins = drawn(7, ties=True)
-    score, target = torch.sigmoid(margins.value), margins.positive.long()
-
-    found = ranking.pooled(margins)
-
-    assert found["auroc"] == pytest.approx(float(binary_auroc(score, target)), abs=1e-6)
-    assert found["average_precision"] == pytest.approx(
-        float(binary_average_precision(score, target)), abs=1e-6
-    )
-
-
 def test_auroc_is_the_share_of_pairs_in_the_right_order():
     margins = drawn(3, ties=True, n=60)
     value, positive = margins.value, margins.positive
@@ -64,15 +51,6 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order():
     share = (pairs > 0).double().mean() + (pairs == 0).double().mean() / 2
 
     assert ranking.pooled(margins)["auroc"] == pytest.approx(float(share), abs=1e-12)
-
-
-def test_order_of_samples_does_not_matter():
-    margins = drawn(5, ties=True)
-    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
-
-    shuffled = Margins(margins.value[order], margins.positive[order], margins.client[order])
-
-    assert ranking.pooled(shuffled) == pytest.approx(ranking.pooled(margins), abs=1e-12)
 
 
 def test_clients_with_one_class_or_no_samples_are_left_out():

@@ -3,7 +3,6 @@ import torch
 from torch import nn
 
 from flbench.algorithms.fedcpmd import elected
-from flbench.core.errors import ConfigError
 from flbench.testing import after, build
 
 
@@ -50,12 +49,6 @@ def test_layers_that_the_forward_pass_does_not_call_are_no_candidates(method):
 )
 def test_candidates_are_the_linear_layers_behind_the_last_convolution(keys, expected):
     assert names(f"model.name={keys[0]}", *keys[1:]) == expected
-
-
-@pytest.mark.parametrize("name", ["resnet18", "logistic"])
-def test_net_with_one_linear_layer_is_refused(name):
-    with pytest.raises(ConfigError, match=r"model\.name"):
-        build("algorithm.name=fedcmd", f"model.name={name}")
 
 
 def test_most_votes_win_then_smaller_scores_then_the_lower_layer_and_without_votes_the_classifier():

@@ -1,5 +1,4 @@
-from functools import partial
-from math import ceil, cos, pi, prod
+from math import prod
 
 import numpy as np
 import pytest
@@ -7,11 +6,8 @@ import torch
 
 from flbench.algorithms import bind
 from flbench.algorithms.shared import sparse
-from flbench.algorithms.shared.sparse import MASK, dense_gradient, inside
-from flbench.client.forward import apply
-from flbench.core.types import Batch, Context, Info
-from flbench.models.base import net_leaves
-from tests.support import build
+from flbench.algorithms.shared.sparse import MASK, inside
+from flbench.core.types import Context, Info
 
 LENET = {
     "conv1": (6, 1, 5, 5),
@@ -95,55 +91,12 @@ def test_net_is_called_with_zeros_outside_the_mask_and_learns_nothing_there():
     assert doubled["w"].tolist() == [2, 0, 2, 0]
 
 
-def test_dense_gradient_is_that_of_the_real_rows_also_outside_the_mask():
-    net = build("algorithm=fedavg").net.double().eval()
-    leaves = {name: leaf.detach().clone() for name, leaf in net_leaves(net).items()}
-    torch.manual_seed(0)
-    x, y = torch.randn(5, 1, 8, 8, dtype=torch.float64), torch.arange(5)
-    name = "backbone.fc1.weight"
-    leaves[MASK + name] = torch.rand(leaves[name].shape) < 0.5
-    real = torch.tensor([True, True, True, False, False])
-    batch = Batch(x, y, real, torch.arange(5), torch.zeros(()))
-    context = Context(
-        lambda: None, batch=batch, ctx={}, leaves=leaves, start=leaves, apply=partial(apply, net)
-    )
-
-    with torch.no_grad():
-        found = dense_gradient(context, (name,), bind(inside, (name,)))
-
-    weights = {name: value.clone() for name, value in leaves.items()}
-    weights[name] = (weights[name] * leaves[MASK + name]).requires_grad_()
-    logits = apply(net, weights, x[:3]).logits
-    torch.nn.functional.cross_entropy(logits, y[:3], reduction="sum").backward()
-    assert torch.allclose(found[name], weights[name].grad, atol=1e-12)
-    assert bool((found[name][~leaves[MASK + name]] != 0).any())
-
-
 def searched(mask, weights, gradient, *, round=0, rate=0.5, rounds=10):
     leaves = {"w": weights * mask, f"{MASK}w": mask}
     zero = torch.tensor(0)
     info = Info(zero, zero, zero, torch.tensor(round))
     context = Context(leaves=leaves, start=leaves, ctx={"dense.w": gradient}, info=info)
     return sparse.searched(context, ("w",), bind(inside, ("w",)), rate, rounds)[f"{MASK}w"]
-
-
-@pytest.mark.parametrize("round", [0, 4, 9])
-@pytest.mark.parametrize("density", [0.1, 0.5, 0.9])
-def test_search_is_a_loop_over_sorted_entries(round, density):
-    torch.manual_seed(round)
-    mask = torch.rand(6, 9) < density
-    weights, gradient = torch.randn(6, 9), torch.randn(6, 9)
-
-    found = searched(mask, weights, gradient, round=round)
-
-    inside = [e for e in range(54) if bool(mask.flatten()[e])]
-    share = 0.5 / 2 * (1 + cos(pi * round / 10))
-    k = ceil(share * len(inside))
-    stay = sorted(inside, key=lambda e: abs(float(weights.flatten()[e])))[k:]
-    outside = [e for e in range(54) if e not in stay]  # what was just pruned may return
-    come = sorted(outside, key=lambda e: -abs(float(gradient.flatten()[e])))[:k]
-    assert set(found.flatten().nonzero()[:, 0].tolist()) == {*stay, *come}
-    assert found.shape == mask.shape
 
 
 @pytest.mark.parametrize(("ones", "changes"), [(0, 0), (1, 0), (2, 1), (5, 1), (6, 0)])
@@ -158,18 +111,6 @@ def test_search_of_extreme_masks(ones, changes):
 
     assert int(found.sum()) == ones
     assert int((found & ~mask).sum()) == changes
-
-
-def test_pruned_entry_may_return_in_the_same_round():
-    mask, gradient = torch.arange(400) < 200, torch.ones(400)
-    gradient[:100] = 2
-    weights = torch.where(torch.arange(400) < 100, 1.0, 3.0)
-
-    found = searched(mask, weights, gradient, rate=0.5, round=0)
-
-    assert int(found.sum()) == 200
-    assert bool(found[100:200].all())
-    assert int(found[:100].sum()) == 100
 
 
 @pytest.mark.parametrize(("ones", "changes"), [(8, 1), (9, 2), (16, 2)])
@@ -191,13 +132,6 @@ def test_search_breaks_ties_by_index_also_where_rounding_differs():
         gradient = torch.where(mask, 0.5, nearly)  # so that nothing returns
         found = searched(mask, nearly, gradient, rate=0.5, round=0, rounds=1)
         assert found.tolist() == [False, False, True, True, True, False]
-
-
-def test_search_ends_without_changing_anything():
-    """The rate falls to 0: of few weights none is moved in the last rounds' limit."""
-    mask = torch.rand(50) < 0.5
-
-    assert torch.equal(searched(mask, torch.ones(50), torch.rand(50), round=10), mask)
 
 
 def test_masks_are_packed_a_bit_each():
