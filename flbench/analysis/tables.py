@@ -252,8 +252,6 @@ def _classes(comparison: Arrangement) -> pd.DataFrame:
     """Return the table of classes; see `fl.Comparison.classes`."""
     rows = _rows(comparison, "classes")
     rows["holders"] = _of_counts(comparison, rows, "class", lambda one: (one > 0).sum(axis=0))
-    # A class without test samples has no recall.
-    rows.loc[rows["test_support"] == 0, ["recall", "f1"]] = nan
     one = ["place", "repetition", "class"]
     base = rows[rows["method"] == comparison.baseline].set_index(one)["recall"].rename("base")
     rows = rows.join(base, on=one)

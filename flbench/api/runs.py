@@ -106,7 +106,8 @@ class Run:
 
         Columns: `moment` str, `best` or `last` round, with equal rows if they are the same round;
         `class` int64 and its `name` str; `train_support` and `test_support` int64, numbers of
-        samples; `precision`, `recall` and `f1` float64 in [0, 1]; `rare` and `confusable` bool.
+        samples; `precision`, `recall` and `f1` float64 in [0, 1], the last two NaN for a class
+        without test samples; `rare` and `confusable` bool.
 
         Raises:
             UserError: The targets of the run are not classes.

@@ -147,9 +147,14 @@ class ClassJudge:
         yield "confusion.csv", ("split", "true", "predicted", "count"), counts
 
     def _classes(self, moment: str, evaluation: Evaluation) -> list[dict[str, object]]:
-        """Return the rows of per_class.csv; metrics are pooled over the clients' test parts."""
+        """Return the rows of per_class.csv; metrics are pooled over the clients' test parts.
+
+        A class without test samples has neither recall nor F1.
+        """
         metrics = per_class(evaluation.local["personal", "test"].confusion)
-        support, *shares = (metrics[k].tolist() for k in ("support", "precision", "recall", "f1"))
+        support, precision, recall, f1 = (
+            metrics[k].tolist() for k in ("support", "precision", "recall", "f1")
+        )
         train = self.federation.counts.sum(dim=0).tolist()  # [N, C] -> [C]
         confusable = self._confusable_in(evaluation)
         return [
@@ -159,7 +164,9 @@ class ClassJudge:
                 "name": name,
                 "train_support": train[k],
                 "test_support": support[k],
-                **dict(zip(("precision", "recall", "f1"), (one[k] for one in shares), strict=True)),
+                "precision": precision[k],
+                "recall": recall[k] if support[k] else None,
+                "f1": f1[k] if support[k] else None,
                 "rare": int(k in self.rare),
                 "confusable": int(k in confusable),
             }

@@ -178,12 +178,10 @@ def classes(table: "pd.DataFrame") -> Shown:
     """Return the table of precision, recall and F1, of the classes with the fewest samples.
 
     Args:
-        table: Rows of per_class.csv at one moment. A class without test samples has neither recall
-            nor F1.
+        table: Rows of per_class.csv at one moment.
     """
     more = len(table) - MOST_CLASSES
     known = table.nsmallest(MOST_CLASSES, "train_support").sort_index()
-    known = known.assign(**known[["recall", "f1"]].where(known["test_support"] > 0))
     marks = ("rare", "confusable")
     return Shown(
         "Classes, last round, test",

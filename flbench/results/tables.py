@@ -101,12 +101,15 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
 def classes(path: Path) -> "pd.DataFrame":
     """Return the rows of a per_class.csv for the best and for the last round.
 
+    A class without test samples has neither recall nor F1; in archives of the board both are 0.
+
     Raises:
         DataError: The file is damaged: a class is there twice, or a number is out of range.
     """
     table = read(path, PER_CLASS)
     with as_data_error(path):
         _check(table, "class", ("train_support", "test_support"), ("precision", "recall", "f1"))
+    table.loc[table["test_support"] == 0, ["recall", "f1"]] = np.nan
     if len(table) and are_balanced(table["train_support"].tolist()):
         table["rare"] = False  # archives of the board have marks of balanced classes
     return both_moments(table)

@@ -181,7 +181,6 @@ def _classes(file: Path) -> dict[str, float]:
     table = table[table["moment"] == "best"]
     if len(table) > MOST_CLASSES:
         return {}
-    has_tests = table["test_support"] > 0
     labels = [safe(name) for name in table["name"]]
     unclear = {name for name in labels if labels.count(name) > 1 or not name.strip(".")}
     labels = [  # MLflow has one name for -1 and +1, and refuses a metric `f1/.`
@@ -191,7 +190,7 @@ def _classes(file: Path) -> dict[str, float]:
     return {
         f"{metric}/{name}": value
         for metric in ("f1", "recall")
-        for name, value in zip(labels, table[metric].where(has_tests).tolist(), strict=True)
+        for name, value in zip(labels, table[metric].tolist(), strict=True)
     }
 
 

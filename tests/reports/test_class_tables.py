@@ -18,10 +18,3 @@ def test_rarest_of_many_classes_are_shown_in_their_order():
     wanted = [str(k) for k, n in enumerate(many) if n in (1, 2)]
     assert [row["name"] for row in classes(table(many)).rows] == wanted
     assert [row["name"] for row in classes(table(few)).rows] == list(map(str, few))
-
-
-def test_class_without_test_samples_has_neither_recall_nor_f1():
-    [without, other] = classes(table([1, 2]).assign(test_support=[0, 3])).cells()
-
-    assert [without[key] for key in ("precision", "recall", "f1")] == ["0.0000", "-", "-"]
-    assert other["recall"] == "0.0000"
