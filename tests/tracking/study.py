@@ -1,13 +1,12 @@
-"""A study folder, made of two real runs, as `flbench tune` writes it."""
+"""A study folder, made of real runs, as `flbench tune` writes it."""
 
 import json
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from flbench.results import metrics_file
-from tests.tuning.studies import cell
+from tests.tuning import studies
 
 SEEDS = 2
 BEGIN = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -20,81 +19,44 @@ TRIALS = (
 )
 
 
-def make(folder: Path, runs: dict[str, Path], *, cells: bool = True) -> Path:
+def make(folder: Path, runs: dict[str, Path], *, cells: bool = True, name: str = "") -> Path:
     """Write a study over the methods of `runs`, each with a finished run folder to copy from."""
-    study = folder / "digits-20261121-120000-abcd"
-    about = {
-        "id": study.name,
-        "created": BEGIN.isoformat(),
-        "command": ["flbench", "tune"],
-        "dataset": "digits",
-        "scheme": "dirichlet",
-        "partition_hash": "ab" * 32,
-        "seed": 0,
-        "metric": "accuracy",
-        "search": "random",
-        "scheduler": "asha",
-        "trials": len(TRIALS),
-        "rounds": 3,
-        "seeds": SEEDS,
-        "git_revision": "abc123",
-        "methods": {
-            name: {"space": "built in", "defaults": {"train.optimizer.lr": 0.01}, "space_tree": {}}
-            for name in runs
-        },
-    }
-    study.mkdir()
-    write(study / "study.json", about)
+    about = {"created": BEGIN.isoformat(), "partition_hash": "ab" * 32, "scheduler": "asha"}
+    about |= {"trials": len(TRIALS), "seeds": SEEDS, "git_revision": "abc123"}
+    study = studies.begin(folder / "digits-20261121-120000-abcd", *runs, **about)
+    (study / "methods").mkdir()
+    (study / "pictures").mkdir()
     for shift, (method, run) in enumerate(runs.items()):
-        (study / "methods").mkdir(exist_ok=True)
         shutil.copy(run / "config.yaml", study / "methods" / f"{method}.yaml")
+        (study / "pictures" / f"{method}-parallel.png").write_bytes(b"\x89PNG " + method.encode())
+        rows = metrics_file.read(run / "metrics.csv")
+        kept = [row for row in rows if row.split in ("train", "server", "validation")]
         for index, (state, score, reason) in enumerate(TRIALS):
-            path = study / "trials" / method / f"{index:03d}"
-            path.mkdir(parents=True)
-            shutil.copy(run / "config.yaml", path)
-            rows = metrics_file.read(run / "metrics.csv")
-            kept = [row for row in rows if row.split in ("train", "server", "validation")]
-            (path / "metrics.csv").write_text(
-                metrics_file.header_line() + metrics_file.to_text(kept)
+            begin = BEGIN + timedelta(minutes=index)
+            studies.trial(
+                *(study, method, index, None if score is None else score + shift / 100),
+                params={"train.optimizer.lr": 0.01 * (index + 1)},
+                state=state,
+                reason=reason,
+                started=begin.isoformat(),
+                ended=(begin + timedelta(seconds=2)).isoformat(),
             )
-            found = None if score is None else score + shift / 100
-            write(path / "trial.json", trial(method, index, state, found, reason=reason))
+            path = study / "trials" / method / f"{index:03d}"
+            shutil.copy(run / "config.yaml", path)
+            text = metrics_file.header_line() + metrics_file.to_text(kept)
+            (path / "metrics.csv").write_text(text)
         for label in (f"{method} tuned", method) if cells else ():
             for seed in range(1, SEEDS + 1):
-                cell(study, run, label, seed, {})
-    for name in ("report.md", "report.json", "report.html"):
-        (study / name).write_text("{}")
-    for name in ("partition.npz", "partition.json"):
-        shutil.copy(next(iter(runs.values())) / name, study)
-    (study / "pictures").mkdir()
-    for method in runs:
-        (study / "pictures" / f"{method}-parallel.png").write_bytes(b"\x89PNG " + method.encode())
+                studies.cell(study, run, label, seed, {})
+    for name_of in ("report.md", "report.json", "report.html"):
+        (study / name_of).write_text("{}")
+    for name_of in ("partition.npz", "partition.json"):
+        shutil.copy(next(iter(runs.values())) / name_of, study)
+    if name:  # so that tests do not meet in the store
+        edit(study / "study.json", id=name)
     return study
 
 
-def trial(
-    method: str, index: int, state: str, score: float | None, *, reason: str | None = None
-) -> dict[str, Any]:
-    """Return what a trial.json holds."""
-    begin = BEGIN + timedelta(minutes=index)
-    return {
-        "method": method,
-        "index": index,
-        "seed": 0,
-        "params": {"train.optimizer.lr": 0.01 * (index + 1)},
-        "state": state,
-        "reason": reason,
-        "round": 3,
-        "rounds": 3,
-        "score": score,
-        "seconds": {"train": 1.0, "evaluate": 0.5, "total": 2.0},
-        "started": begin.isoformat(),
-        "ended": None if state == "running" else (begin + timedelta(seconds=2)).isoformat(),
-        "attempts": 1,
-        "node": None,
-    }
-
-
-def write(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON file."""
-    path.write_text(json.dumps(value))
+def edit(file: Path, **values: object) -> None:
+    """Change keys of a JSON file."""
+    studies.write(file, json.loads(file.read_text()) | values)

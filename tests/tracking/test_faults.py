@@ -5,7 +5,6 @@ import shutil
 import sqlite3
 import time
 from contextlib import closing
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,20 +87,15 @@ def test_refused_file_keeps_nothing_else_back_and_comes_later(folder, server, tm
     assert code == 2
     assert "per_class.csv" in said.err
     assert "413" in said.err
-    assert "Everything else was sent" in said.err
-    assert only(store, paths[0]).info.status == "FINISHED"
-    assert two["error"] is None
+    assert (only(store, paths[0]).info.status, two["error"]) == ("FINISHED", None)
     assert files_of(store, paths[1]) - files_of(store, paths[0]) == {"per_class.csv"}
-    assert one["sent"]["files"] == two["sent"]["files"] - 1
-    rest = {**two["sent"], "files": 0}
-    assert {**one["sent"], "files": 0} == rest
+    assert one["sent"] == {**two["sent"], "files": two["sent"]["files"] - 1}
     again, _ = follow.sync(paths[0], server.uri)
     assert vars(again) == {**vars(SentCounts()), "files": 1}
     assert counts(store, paths[0]) == counts(store, paths[1])
     methods = [method for method, _ in server.requests]
-    assert methods.index("PUT") > server.requests.index(("POST", "/api/2.0/mlflow/runs/update")), (
-        "a file was sent before the state"
-    )
+    state = server.requests.index(("POST", "/api/2.0/mlflow/runs/update"))
+    assert methods.index("PUT") > state  # no file is sent before the state
 
 
 @pytest.mark.slow
@@ -109,15 +103,12 @@ def test_refused_file_of_a_study_keeps_none_of_its_runs_back(folder, server, tmp
     path = study.make(tmp_path, {"fedavg": folder}, cells=False)
     server.plan = lambda method, path: 403 if method == "PUT" else None
 
-    with pytest.raises(NotSentError, match="403") as caught:
+    with pytest.raises(NotSentError, match=r"(?s)study\.json.*403"):
         follow.sync(path, server.uri)
 
-    store = stores.open_store(server.uri)
-    found = campaign(store, path.name)
-    kinds = {entry.data.tags["kind"] for entry in found}
-    assert kinds == {"study", "method", "trial"}
+    found = campaign(stores.open_store(server.uri), path.name)
+    assert {entry.data.tags["kind"] for entry in found} == {"study", "method", "trial"}
     assert "RUNNING" not in {entry.info.status for entry in found}
-    assert "study.json" in str(caught.value)
     server.plan = lambda method, path: None
     again, _ = follow.sync(path, server.uri)
     assert again.files
@@ -129,15 +120,12 @@ def test_refused_file_of_a_study_keeps_none_of_its_runs_back(folder, server, tmp
 def test_parameter_that_mlflow_refuses_keeps_no_state_back(folder, store, tmp_path):
     path = study.make(tmp_path, {"fedavg": folder}, cells=False)
     file = path / "trials" / "fedavg" / "001" / "trial.json"
-    trial = json.loads(file.read_text())
-    trial["params"]["not#allowed"] = 1
-    file.write_text(json.dumps(trial))
+    study.edit(file, params={"train.optimizer.lr": 1, "not#allowed": 1})
 
-    with pytest.raises(UserError, match="not#allowed") as caught:
+    with pytest.raises(UserError, match=r"fedavg 001 .*not#allowed"):
         follow.sync(path, store.address.uri)
 
     found = campaign(store, path.name)
-    assert f"fedavg {file.parent.name}" in str(caught.value)
     assert {entry.data.tags["kind"] for entry in found} == {"study", "method", "trial"}
     assert "RUNNING" not in {entry.info.status for entry in found}
 
@@ -184,9 +172,8 @@ def test_mirror_outlives_a_refused_file_and_names_it(folder, server, tmp_path):
 
     said = mirror.start(path, TrackingConfig(uri=server.uri)).finish(60)
 
-    assert "per_class.csv" in said
-    assert "413" in said
-    assert f"flbench sync {path} sends what is missing" in said
+    for word in ("per_class.csv", "413", f"flbench sync {path}"):
+        assert word in said
     store = stores.open_store(server.uri)
     assert only(store, path).info.status == "FINISHED"
     assert files_of(store, path) >= {"config.yaml", "checkpoints"}
@@ -219,56 +206,40 @@ def refusing(calls, error, monkeypatch):
     return Sender(store, Path("key"), "mine")
 
 
-def test_any_exception_of_a_file_store_is_a_reason(monkeypatch):
+@pytest.mark.parametrize(
+    ("said", "kind", "tried"),
+    [
+        ("An error occurred (AccessDenied)", "refused", 4),
+        ('Could not connect to the endpoint URL: "http://s3/a"', "busy", 2),
+        ("too many 500 error responses", "busy", 2),  # by a server, which answers after seconds
+    ],
+)
+def test_file_store_that_is_away_is_tried_for_two_files_only(said, kind, tried, monkeypatch):
     calls = []
-    sender = refusing(calls, BotoLikeError("An error occurred (AccessDenied)"), monkeypatch)
+    sender = refusing(calls, BotoLikeError(said), monkeypatch)
 
     for attempt in (1, 2):
-        with pytest.raises(NotSentError, match=r"4 files: .*AccessDenied") as caught:
+        with pytest.raises(NotSentError, match=" 4 ") as caught:
             sender.send(None)
-        assert caught.value.is_of_files
-        assert len(calls) == 4 * attempt
+        assert len(calls) == tried * attempt
+    assert (caught.value.kind, caught.value.is_of_files) == (kind, True)
 
 
-@pytest.mark.parametrize(
-    ("location", "said"), [("s3://bucket/a", "boto3"), ("file:///proc/flbench", "/proc/flbench")]
-)
 @pytest.mark.slow
-def test_file_store_that_cannot_be_used_keeps_no_metrics_back(
-    location, said, folder, uri, tmp_path, capsys
-):
-    if location.startswith("s3") and find_spec("boto3"):
-        pytest.skip("boto3 is installed")
+def test_file_store_that_cannot_be_used_keeps_no_metrics_back(folder, uri, tmp_path, capsys):
     path = shutil.copytree(folder, tmp_path / "run")
     store = stores.open_store(uri)
-    store.client.create_experiment("digits-dirichlet", location)
+    store.client.create_experiment("digits-dirichlet", "file:///proc/flbench")
 
     code = app.main(["sync", str(path), "--uri", uri])
 
     error = capsys.readouterr().err
     assert code == 2
-    assert said in error
+    assert "/proc/flbench" in error
     assert "Traceback" not in error
-    assert "not reached" not in error
     entry = only(store, path)
     assert entry.info.status == "FINISHED"
     assert "accuracy" in entry.data.metrics
-
-
-@pytest.mark.parametrize(
-    "said",
-    ['Could not connect to the endpoint URL: "http://s3/a"', "too many 500 error responses"],
-    ids=["by clients", "by the server, which answers after seconds"],
-)
-def test_file_store_that_is_away_is_tried_for_two_files_only(said, monkeypatch):
-    calls = []
-    sender = refusing(calls, BotoLikeError(said), monkeypatch)
-
-    with pytest.raises(NotSentError, match="4 files") as caught:
-        sender.send(None)
-
-    assert len(calls) == 2
-    assert caught.value.kind == "busy"
 
 
 def test_long_values_are_sent_once(store, monkeypatch, tmp_path):
@@ -293,18 +264,14 @@ def test_long_values_are_sent_once(store, monkeypatch, tmp_path):
     assert not warned
 
 
-@pytest.mark.parametrize(
-    "uri", ["sqlite:///:memory:", "sqlite://", "sqlite:///", "sqlite:///:memory:?a=b", "./mlruns"]
-)
+@pytest.mark.parametrize("uri", ["sqlite:///:memory:", "sqlite://", "./mlruns"])
 def test_store_that_keeps_nothing_is_refused_before_the_training(uri, tmp_path, capsys):
     code = app.main(
         ["run", "tracking.mlflow=true", f"tracking.uri={uri}", f"output.dir={tmp_path}"]
     )
 
-    said = capsys.readouterr().err
     assert code == 2
-    assert uri in said
-    assert "sqlite:///FILE" in said
+    assert uri in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -322,7 +289,6 @@ def test_locked_database_is_named_without_a_traceback(folder, uri, monkeypatch, 
     assert code == 2
     assert "database is locked" in said
     assert "Traceback" not in said
-    assert "not reached" not in said
 
 
 def test_database_server_that_is_away_is_tried_once(monkeypatch):
@@ -345,7 +311,7 @@ def test_folder_that_cannot_be_sent_does_not_stop_the_others(folder, uri, tmp_pa
 
     said = capsys.readouterr()
     assert code == 2
-    assert f"{paths[0] / 'config.yaml'} is damaged" in said.err
+    assert str(paths[0] / "config.yaml") in said.err
     assert str(paths[1]) in said.out
     assert only(stores.open_store(uri), paths[1]).info.status == "FINISHED"
 
@@ -365,16 +331,32 @@ def test_server_that_is_away_is_tried_for_one_folder(folder, tmp_path, monkeypat
 
     assert len(opened) == 1
     assert all(isinstance(one.error, UserError) for one in done)
-    assert all("was not reached" in str(one.error) for one in done)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "is_sent"),
+    [
+        ("config.yaml", "tracking: none", False),
+        ("config.yaml", "seed: 1", False),
+        ("partition.json", "{", True),
+        ("provenance.json", '{"started": "early"}', True),
+        ("summary.json", '{"last": {}}', True),
+        ("per_class.csv", "", True),
+        ("metrics.csv", "round,split,protocol,metric,value\n4,test,personal,accuracy,much\n", True),
+    ],
+)
 @pytest.mark.slow
-def test_damaged_table_keeps_neither_state_nor_files_back(folder, store, tmp_path):
+def test_damaged_file_keeps_nothing_else_back(folder, tmp_path, capsys, name, text, is_sent, uri):
     path = shutil.copytree(folder, tmp_path / "damaged")
-    (path / "per_class.csv").write_text("")
+    (path / name).write_text(text)
 
-    with pytest.raises(UserError, match=r"per_class.csv is damaged"):
-        follow.sync(path, store.address.uri)
+    code = app.main(["sync", str(path), "--uri", uri])
 
-    assert only(store, path).info.status == "FINISHED"
-    assert files_of(store, path) >= {"config.yaml", "summary.json", "checkpoints"}
+    said = capsys.readouterr().err
+    assert code == 2
+    assert str(path / name) in said
+    assert "Traceback" not in said
+    if is_sent:
+        store = stores.open_store(uri)
+        assert only(store, path).info.status == "FINISHED"
+        assert files_of(store, path) >= {"config.yaml", "clients.csv", "checkpoints"}

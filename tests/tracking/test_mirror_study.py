@@ -31,28 +31,32 @@ class Mirrored:
 
     def __init__(self, store, path):
         self.store, self.path = store, path
+        self.id = json.loads((path / "study.json").read_text())["id"]
 
     def sync(self):
         sent, _ = follow.sync(self.path, self.store.address.uri)
-        found = campaign(self.store, self.id)
+        self.read()
+        return sent
+
+    def read(self):
+        name = tree.identifier(self.id)
+        found = campaign(self.store, name)
         self.by_key = {
-            item.data.tags["flbench.run"].removeprefix(self.id).removeprefix("/"): item
+            item.data.tags["flbench.run"].removeprefix(name).removeprefix("/"): item
             for item in found
         }
         assert len(self.by_key) == len(found)
-        return sent
-
-    @property
-    def id(self):
-        return json.loads((self.path / "study.json").read_text())["id"]
 
     def parent(self, key):
         above = self.by_key[key].data.tags.get("mlflow.parentRunId")
         return next((k for k, item in self.by_key.items() if item.info.run_id == above), None)
 
-    def edit(self, trial, **values):
-        file = self.path / trial / "trial.json"
-        study.write(file, json.loads(file.read_text()) | values)
+    def metrics(self, key):
+        return self.by_key[key].data.metrics
+
+    def artifacts(self, key, folder=None):
+        found = self.store.client.list_artifacts(self.by_key[key].info.run_id, folder)
+        return {item.path for item in found}
 
 
 @pytest.fixture
@@ -60,10 +64,8 @@ def made(store, runs, tmp_path, request):
     """A study with an id of its own, so that tests do not meet in the store."""
 
     def make(**options):
-        path = study.make(tmp_path, runs, **options)
-        about = json.loads((path / "study.json").read_text())
-        study.write(path / "study.json", about | {"id": request.node.name})
-        return Mirrored(store, path)
+        name = request.node.name
+        return Mirrored(store, study.make(tmp_path, runs, **({"name": name} | options)))
 
     return make
 
@@ -76,14 +78,7 @@ def whole(store, runs, tmp_path_factory):
     return found
 
 
-def artifacts(mirrored, key, folder=None):
-    run = mirrored.by_key[key].info.run_id
-    return {item.path for item in mirrored.store.client.list_artifacts(run, folder)}
-
-
 def test_every_part_of_a_study_is_a_run_below_its_own(whole):
-    parents = {key: whole.parent(key) for key in whole.by_key}
-
     wanted = {"": None}
     for method in METHODS:
         wanted |= {f"methods/{method}": "", f"methods/{method} tuned": ""}
@@ -92,7 +87,7 @@ def test_every_part_of_a_study_is_a_run_below_its_own(whole):
         for seed in range(1, study.SEEDS + 1):
             wanted[f"cells/{method}-digits-seed{seed}"] = f"methods/{method}"
             wanted[f"cells/{method}_tuned-digits-seed{seed}"] = f"methods/{method} tuned"
-    assert parents == wanted
+    assert {key: whole.parent(key) for key in whole.by_key} == wanted
 
 
 def test_trials_have_their_states_what_was_searched_scores_and_curves(whole):
@@ -100,69 +95,76 @@ def test_trials_have_their_states_what_was_searched_scores_and_curves(whole):
 
     assert [item.info.status for item in found] == ["FINISHED", "FINISHED", "KILLED", "FAILED"]
     assert [item.data.tags["state"] for item in found] == [state for state, _, _ in study.TRIALS]
-    assert found[3].data.tags["reason"] == "round 2, client 1: loss is not finite"
-    assert whole.by_key[""].info.status == "FINISHED"
-    assert whole.by_key["methods/local"].info.status == "FINISHED"
-    found = whole.by_key["trials/local/001"]
-    assert found.data.params == {"train.optimizer.lr": "0.02"}
-    assert found.data.metrics["score"] == pytest.approx(0.81)
-    assert found.data.tags["method"] == "local"
+    assert found[3].data.tags["reason"] == study.TRIALS[3][2]
+    assert found[1].data.params == {"train.optimizer.lr": "0.02"}
+    assert found[1].data.metrics["score"] == pytest.approx(0.81)
+    assert found[1].data.tags["method"] == "local"
     rows = metrics_file.read(whole.path / "trials" / "local" / "001" / "metrics.csv")
-
-    curves = history(whole.store, found)
-
-    assert not [name for name, _, _ in curves if name.startswith(("test/", "common/"))]
     wanted = [
         (row.round, measures.rounded(row.value))
         for row in rows
         if row[1:4] == ("validation", "personal", "accuracy")
     ]
+    curves = history(whole.store, found[1])
     assert sorted(point[1:] for point in curves if point[0] == "validation/accuracy") == wanted
+    assert not [name for name, _, _ in curves if name.startswith(("test/", "common/"))]
 
 
-@pytest.mark.parametrize(("key", "score"), [("fedavg", 0.6), ("fedavg tuned", 0.8)])
-def test_methods_have_the_score_of_the_default_and_of_the_best_trial(whole, key, score):
-    found = whole.by_key[f"methods/{key}"]
-
-    assert found.info.run_name == found.data.tags["method"] == key
-    assert found.data.params["algorithm.name"] == "fedavg"
-    assert found.data.metrics["score"] == score
-
-
-def test_method_has_the_scores_of_its_trials(whole):
-    found = whole.by_key["methods/fedavg"]
-
-    assert found.data.tags["best_trial"] == "001"
-    points = history(whole.store, found)
+def test_methods_have_the_scores_of_their_trials(whole):
+    for key, score in (("fedavg", 0.6), ("fedavg tuned", 0.8)):  # of the default, of the best
+        found = whole.by_key[f"methods/{key}"]
+        assert found.info.run_name == found.data.tags["method"] == key
+        assert found.data.params["algorithm.name"] == "fedavg"
+        assert found.data.metrics["score"] == score
+    searched = whole.by_key["methods/fedavg"]
+    assert searched.data.tags["best_trial"] == "001"
+    points = history(whole.store, searched)
     scores = sorted((step, value) for name, step, value in points if name == "search/score")
     assert scores == [(0, 0.6), (1, 0.8), (2, 0.9)]
+    assert whole.by_key[""].info.status == searched.info.status == "FINISHED"
 
 
-def test_study_has_its_settings_its_files_and_a_figure_for_each_method(whole):
-    found = whole.by_key[""]
+def test_study_and_its_final_trainings_have_their_settings_files_and_figures(whole):
+    root, key = whole.by_key[""], "cells/local_tuned-digits-seed2"
 
-    assert found.data.params["trials"] == str(len(study.TRIALS))
-    assert found.data.tags["best.fedavg"] == "train.optimizer.lr=0.02"
-    assert artifacts(whole, "") >= {"report.md", "report.json", "report.html"}
-    assert artifacts(whole, "", "pictures") == {f"pictures/{name}-parallel.png" for name in METHODS}
+    assert root.data.params["trials"] == str(len(study.TRIALS))
+    assert root.data.tags["best.fedavg"] == "train.optimizer.lr=0.02"
+    assert whole.artifacts("") >= {"report.md", "report.json", "report.html"}
+    pictures = {f"pictures/{name}-parallel.png" for name in METHODS}
+    assert whole.artifacts("", "pictures") == pictures
     labels = [f"{method}{suffix}" for method in METHODS for suffix in ("", " tuned")]
-    assert found.data.metrics == {
-        f"accuracy/{label}": whole.by_key[f"methods/{label}"].data.metrics["accuracy"]
-        for label in labels
+    assert root.data.metrics == {
+        f"accuracy/{label}": whole.metrics(f"methods/{label}")["accuracy"] for label in labels
     }
+    assert whole.artifacts(key) >= {"summary.json", "per_class.csv", "checkpoints"}
+    tags = whole.by_key[key].data.tags
+    own = json.loads((whole.path / key / "partition.json").read_text())
+    assert (tags["method"], tags["partition"]) == ("local tuned", own["hash"])
+    assert {"accuracy", "test/accuracy"} <= set(whole.metrics(key))
 
 
-def test_study_of_any_name_is_found_again(store, runs, tmp_path):
-    path, name = study.make(tmp_path, runs, cells=False), "x' OR '1'='1' 50% off"
-    about = json.loads((path / "study.json").read_text())
-    study.write(path / "study.json", about | {"id": name})
+def test_second_sync_of_a_study_or_of_one_of_its_trials_sends_nothing(whole):
+    def state():
+        whole.read()
+        return {k: (str(one.info), one.data.to_dictionary()) for k, one in whole.by_key.items()}
 
-    first, _ = follow.sync(path, store.address.uri)
-    second, _ = follow.sync(path, store.address.uri)
+    before = state()
 
-    found = campaign(store, tree.identifier(name))
-    assert first.runs == len(found) == 1 + len(METHODS) * (1 + len(study.TRIALS))
+    assert not whole.sync()
+    assert not follow.sync(whole.path / "trials" / "local" / "000", whole.store.address.uri)[0]
+    assert state() == before
+
+
+def test_study_of_any_name_without_final_trainings_has_its_partition(made):
+    mirrored = made(name="x' OR '1'='1' 50% off", cells=False)
+    about = json.loads((mirrored.path / "partition.json").read_text())
+
+    first, second = mirrored.sync(), mirrored.sync()
+
+    assert first.runs == len(mirrored.by_key) == 1 + len(METHODS) * (1 + len(study.TRIALS))
     assert not second
+    root = mirrored.store.client.get_run(mirrored.by_key[""].info.run_id)
+    assert [data.dataset.digest for data in root.inputs.dataset_inputs] == [about["data"][:32]]
 
 
 def test_method_has_the_mean_over_its_seeds(made):
@@ -173,82 +175,92 @@ def test_method_has_the_mean_over_its_seeds(made):
             summary = json.loads(file.read_text())
             for moment in ("best", "last"):
                 summary[moment]["test"]["accuracy"] = value
-            study.write(file, summary)
+            file.write_text(json.dumps(summary))
 
     mirrored.sync()
 
-    for label, mean in (("local", 0.25), ("local tuned", 0.625)):
-        found = mirrored.by_key[f"methods/{label}"]
-        assert found.info.run_name == label
-        assert found.data.metrics["accuracy"] == mean
-
-
-def test_final_training_is_a_whole_run(whole):
-    key = "cells/local_tuned-digits-seed2"
-    found = whole.by_key[key]
-
-    assert artifacts(whole, key) >= {"summary.json", "per_class.csv", "checkpoints"}
-    assert found.data.tags["method"] == "local tuned"
-    assert {"accuracy", "test/accuracy"} <= set(found.data.metrics)
-    own = json.loads((whole.path / key / "partition.json").read_text())
-    assert found.data.tags["partition"] == own["hash"]
-
-
-def test_second_sync_of_a_study_sends_nothing(whole):
-    def state():
-        return {key: (item.info, item.data) for key, item in whole.by_key.items()}
-
-    before = {key: (str(info), data.to_dictionary()) for key, (info, data) in state().items()}
-
-    again = whole.sync()
-
-    assert not again
-    after = {key: (str(info), data.to_dictionary()) for key, (info, data) in state().items()}
-    assert after == before
+    assert mirrored.metrics("methods/local")["accuracy"] == 0.25
+    assert mirrored.metrics("methods/local tuned")["accuracy"] == 0.625
 
 
 def test_unfinished_search_has_no_winner_and_is_resumed_later(made):
     mirrored = made(cells=False)
-    mirrored.edit("trials/local/001", state="running", score=0.3, round=1, ended=None)
+    trials = mirrored.path / "trials" / "local"
+    study.edit(trials / "001" / "trial.json", state="running", score=0.3, round=1, ended=None)
 
     mirrored.sync()
     before = mirrored.by_key
-    mirrored.edit("trials/local/001", state="finished", score=0.25, round=3)
-    mirrored.edit("trials/local/002", state="failed")
+    study.edit(trials / "001" / "trial.json", state="finished", score=0.25, round=3)
+    study.edit(trials / "002" / "trial.json", state="failed")
     mirrored.sync()
 
     assert before["trials/local/001"].info.status == "KILLED"
     assert before["methods/local"].info.status == "KILLED"
     assert "best_trial" not in before["methods/local"].data.tags
     assert mirrored.by_key["trials/local/001"].info.status == "FINISHED"
-    assert mirrored.by_key["trials/local/001"].data.metrics["score"] == 0.25  # the latest one
+    assert mirrored.metrics("trials/local/001")["score"] == 0.25  # the latest one
     assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "000"
-    assert {key: item.info.run_id for key, item in before.items()} == {
-        key: item.info.run_id for key, item in mirrored.by_key.items()
-    }
+    ids = [{k: one.info.run_id for k, one in of.items()} for of in (before, mirrored.by_key)]
+    assert ids[0] == ids[1]
+
+
+def test_study_without_trials_and_trial_without_a_run_folder_are_sent(made):
+    mirrored = made(cells=False)
+    shutil.rmtree(mirrored.path / "trials" / "fedavg")
+    refused = mirrored.path / "trials" / "local" / "003"
+    (refused / "config.yaml").unlink()
+    study.edit(refused / "trial.json", reason="refused")
+
+    mirrored.sync()
+
+    found = mirrored.by_key["trials/local/003"]
+    assert (found.info.status, found.data.tags["reason"]) == ("FAILED", "refused")
+    assert found.data.params == {"train.optimizer.lr": "0.04"}
+    assert not [key for key in mirrored.by_key if key.startswith("trials/fedavg")]
+
+
+@pytest.mark.parametrize(
+    "name", ["trials/local/002/trial.json", "cells/fedavg_tuned-digits-seed1/summary.json"]
+)
+def test_everything_but_what_is_damaged_is_sent_and_that_when_repaired(name, made):
+    mirrored = made()
+    file = mirrored.path / name
+    text = file.read_text()
+    file.write_text(text[:20])
+
+    with pytest.raises(DataError, match=name):
+        mirrored.sync()
+    mirrored.read()
+    before = {key: dict(one.data.tags) for key, one in mirrored.by_key.items()}
+    file.write_text(text)
+    mirrored.sync()
+
+    assert {"trials/local/003", "cells/local_tuned-digits-seed2"} <= before.keys()
+    assert "trials/local/002" in mirrored.by_key
+    if name.startswith("trials"):
+        assert "trials/local/002" not in before
+        # A winner stays for ever: none before all that could win is known.
+        assert "best_trial" not in before["methods/local"]
+        assert before["methods/fedavg"]["best_trial"] == "001"
+    assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "001"
+    assert "accuracy" in mirrored.metrics("methods/fedavg tuned")
 
 
 def views(store):
-    """The views of an experiment by their names, after `flbench ui` has printed its links."""
+    """Id of the experiment, links of `flbench ui`, and the views that it has set by their names."""
     links = dict(ui.links(store))
     [experiment] = store.client.search_experiments(filter_string="name = 'digits-dirichlet'")
     prefix = view.TAG_PREFIX
     tags = {key: value for key, value in experiment.tags.items() if key.startswith(prefix)}
-    return (
-        experiment.experiment_id,
-        links,
-        {key.removeprefix(prefix): json.loads(value) for key, value in tags.items()},
-    )
+    found = {key.removeprefix(prefix): json.loads(value) for key, value in tags.items()}
+    return experiment.experiment_id, links, found
 
 
 def test_study_has_two_views_however_many_studies_there_are(runs, tmp_path, uri):
     store = stores.open_store(uri)
     for name in ("first", "it's"):
         (tmp_path / name).mkdir()
-        path = study.make(tmp_path / name, runs)
-        about = json.loads((path / "study.json").read_text())
-        study.write(path / "study.json", about | {"id": name})
-        follow.sync(path, uri)
+        follow.sync(study.make(tmp_path / name, runs, name=name), uri)
     number = store.client.get_experiment_by_name("digits-dirichlet").experiment_id
     store.client.create_run(number, tags={"kind": "study"})  # the user's own
     experiment, links, found = views(store)
@@ -281,80 +293,3 @@ def test_study_has_two_views_however_many_studies_there_are(runs, tmp_path, uri)
     # A later comparison has a view of its own.
     store.client.create_run(number, tags={"kind": "comparison", RUN_TAG: "later"})
     assert views(store)[2][view.METHODS["study"]] == methods
-
-
-def test_a_trial_is_sent_with_its_study(whole):
-    trial = whole.path / "trials" / "local" / "000"
-
-    assert not follow.sync(trial, whole.store.address.uri)[0]
-
-
-def test_a_study_without_its_trials_is_sent(made):
-    mirrored = made(cells=False)
-    for method in METHODS:
-        shutil.rmtree(mirrored.path / "trials" / method)
-
-    mirrored.sync()
-
-    assert set(mirrored.by_key) == {"", *(f"methods/{method}" for method in METHODS)}
-
-
-def test_trial_that_was_refused_before_it_had_a_run_folder_is_sent(made):
-    mirrored = made(cells=False)
-    (mirrored.path / "trials" / "local" / "003" / "config.yaml").unlink()
-    mirrored.edit("trials/local/003", reason="`train.optimizer.lr` must be positive")
-
-    mirrored.sync()
-
-    found = mirrored.by_key["trials/local/003"]
-    assert found.info.status == "FAILED"
-    assert found.data.tags["reason"] == "`train.optimizer.lr` must be positive"
-    assert found.data.params == {"train.optimizer.lr": "0.04"}
-
-
-def test_study_without_final_trainings_has_its_partition(made):
-    mirrored = made(cells=False)
-    about = json.loads((mirrored.path / "partition.json").read_text())
-
-    mirrored.sync()
-
-    root = mirrored.store.client.get_run(mirrored.by_key[""].info.run_id)
-    assert [data.dataset.digest for data in root.inputs.dataset_inputs] == [about["data"][:32]]
-
-
-def test_everything_but_an_unreadable_trial_is_sent_and_the_trial_when_repaired(made):
-    mirrored = made(cells=False)
-    file = mirrored.path / "trials" / "local" / "002" / "trial.json"
-    text = file.read_text()
-    file.write_text(text[:20])
-    with pytest.raises(DataError, match=r"local/002/trial.json is damaged.*Repair it"):
-        mirrored.sync()
-    found = campaign(mirrored.store, mirrored.id)
-    keys = {item.data.tags["flbench.run"].split("/", 1)[-1]: item for item in found}
-    file.write_text(text)
-
-    mirrored.sync()
-
-    assert "trials/local/003" in keys
-    assert "trials/local/002" not in keys
-    # A winner stays for ever: none before all that could win is known.
-    assert "best_trial" not in keys["methods/local"].data.tags
-    assert keys["methods/fedavg"].data.tags["best_trial"] == "001"
-    assert mirrored.by_key["trials/local/002"].data.tags["state"] == "stopped"
-    assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "001"
-
-
-def test_everything_but_a_final_training_with_a_damaged_summary_is_sent(made):
-    mirrored = made()
-    file = mirrored.path / "cells" / "fedavg_tuned-digits-seed1" / "summary.json"
-    text = file.read_text()
-    file.write_text('{"last": 1}')
-
-    with pytest.raises(DataError, match=r"seed1/summary.json is damaged"):
-        mirrored.sync()
-
-    keys = {item.data.tags["flbench.run"] for item in campaign(mirrored.store, mirrored.id)}
-    assert f"{mirrored.id}/cells/local_tuned-digits-seed2" in keys
-    file.write_text(text)
-    mirrored.sync()
-    assert "accuracy" in mirrored.by_key["methods/fedavg tuned"].data.metrics
