@@ -47,15 +47,3 @@ def test_rates_count_wrong_claims(calibration):
     assert [row["repetitions"] for row in rows] == ["both"] * 3 + ["partition"] * 2
     assert [row["wrong"][:5] for row in rows] == ["0.667", "0.667", "1.000", "0.000", "0.000"]
     assert [row["of"] for row in rows] == ["3"] * 3 + ["1"] * 2
-
-
-def test_power_grows_with_the_number_of_repetitions(calibration):
-    done = [made("both", k, 0.0, "no claim", 0, 0) for k in range(4)]
-
-    rows = rows_of(calibration.power(done))
-
-    assert [row["true difference"] for row in rows] == ["more - twin", "fedper - twin"]
-    assert rows[0]["its mean"] == "+0.3000"
-    rates = [[float(row[f"n = {n}"]) for n in calibration.NUMBERS] for row in rows]
-    assert rates[0][1:] == [1.0] * 3
-    assert max(rates[1]) < 0.1  # no difference

@@ -39,8 +39,3 @@ def test_engines_are_measured_in_processes_of_their_own(speed, capsys):
     assert [case["chosen"] for case in found] == ["sequential", "vectorized"]
     assert all(case["ratio"] > 0 and case["steps"] > 0 for case in found)
     assert all(case["memory"] > 2**27 for case in found)
-
-
-def test_an_unknown_engine_is_one_message(speed, capsys):
-    assert speed.main(["--engines", "fast"]) == 2
-    assert "engine.name" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import flbench as fl
@@ -166,22 +166,6 @@ def test_one_client_equals_the_trainer_bit_for_bit(tmp_path, kind, clip):
         assert torch.equal(leaf, expected[name]), name
 
 
-@pytest.mark.parametrize("part", ["none", "layer", "whole"])
-def test_modules_in_eval_mode_stay_so_as_with_the_trainer(tmp_path, part):
-    def module():
-        net = made(Lit)
-        {"none": nn.Identity(), "layer": net.body[2], "whole": net}[part].eval()
-        return net
-
-    reference = module()
-    fit(reference, DataLoader(TensorDataset(torch.randn(8, 1, 8, 8), torch.arange(8)), 8))
-    counted = int(reference.body[2].num_batches_tracked)
-    found = weights(short(tmp_path, module()))["body.2.num_batches_tracked"]
-
-    assert (counted > 0) == (part == "none")
-    assert (int(found) > 0) == (counted > 0)
-
-
 class Plain(Lit):
     """What flbench does with a net: cross entropy, and SGD of `train.optimizer`."""
 
@@ -253,14 +237,6 @@ def random_run(tmp_path_factory):
     told = Rounds()
     out = tmp_path_factory.mktemp("whole")
     return short(out, made(Random), rounds=2, callbacks=told), told.metrics
-
-
-def test_fedprox_without_its_term_equals_fedavg(tmp_path, random_run):
-    run, _ = random_run
-    zero = short(tmp_path, made(Random), {"name": "fedprox", "mu": 0.0}, rounds=2)
-    pulled = short(tmp_path, made(Random), {"name": "fedprox", "mu": 1.0}, rounds=2)
-
-    assert zero.digest == run.digest != pulled.digest
 
 
 def test_ditto_without_its_pull_equals_local_training(tmp_path):
@@ -448,14 +424,3 @@ def test_recurrent_module_is_exported_as_a_graph(tmp_path, saved_run):
     module = run.model(client=1).net.module
     frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
     assert frozen == {"fc.bias"}  # as the user has set it
-
-
-def test_the_mean_over_the_steps_is_logged(tmp_path):
-    def step(self, batch, batch_idx):
-        self.log("plain", float(batch_idx), prog_bar=True, batch_size=len(batch[0]))
-        return Lit.training_step(self, batch, batch_idx)
-
-    told = Rounds()
-    short(tmp_path, made(changed("training_step", step)), partition=ALL, callbacks=told)
-
-    assert told.metrics[0]["log/plain"] == 1.0  # of 3 steps

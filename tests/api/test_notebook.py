@@ -2,15 +2,18 @@
 
 import asyncio
 import re
+from io import StringIO
 from pathlib import Path
 
 import matplotlib as mpl
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from rich.console import Console
 
 import flbench as fl
 from flbench.api import running
+from flbench.api.caller import Bar
 from flbench.config.schema import Config
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "python.md"
@@ -122,6 +125,22 @@ def test_bar_shows_progress_and_escapes_notes(monkeypatch):
     assert 'value="2" max="4"' in pages[2]
     assert all(text in pages[-1] for text in ("3/4", "0.2500", "0.5000"))
     assert not any("<script>" in page for page in pages)
+
+
+def test_a_terminal_gets_a_bar():
+    class View:
+        round, rounds, loss, config = 2, 4, 0.5, Config()
+
+    console = Console(file=StringIO(), force_terminal=True, width=100)
+    bar = Bar("fedavg on digits", console)
+    with bar.live():
+        bar.on_note("a note")
+        bar.on_run_start(View)
+        bar.on_round_end(View, {})
+        bar.on_evaluation_end(View, {"validation/personal/accuracy": 0.25})
+
+    shown = console.file.getvalue()
+    assert all(text in shown for text in ("fedavg on digits", "a note", "2/4", "0.2500", "━"))
 
 
 def test_names_of_the_guide_exist():

@@ -9,19 +9,16 @@ import cloudpickle
 import pandas as pd
 import pytest
 import torch
-from pydantic import create_model
 
 import flbench as fl
 from flbench.algorithms import ALGORITHMS, Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.fedavg import FedAvg
-from flbench.config.resolve import resolve, resolve_written
-from flbench.config.sources import from_values
+from flbench.config.resolve import resolve_written
 from flbench.core import source_hash
 from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Message
 from flbench.deploy import loading
-from flbench.experiment import lifecycle
 from flbench.experiment.assembly import load_federation
 from flbench.experiment.smoke import Smoke
 from flbench.workers.shipping import pack
@@ -180,41 +177,6 @@ def test_a_method_that_raises_in_the_estimate_fails_by_name_in_its_cell_alone(tm
     [path] = tmp_path.iterdir()
     cells = fl.load(path).cells.set_index("method")["state"]
     assert cells.to_dict() == {"raising": "failed", "fedavg": "finished"}
-
-
-@pytest.mark.parametrize(("key", "value"), [("source", "my:Method"), ("sha256", "0" * 64)])
-def test_the_source_is_no_key_of_a_method_of_flbench(key, value):
-    with pytest.raises(ConfigError, match=rf"`algorithm\.{key}"):
-        resolve([from_values({"algorithm": "fedavg", f"algorithm.{key}": value}, "argument")])
-
-
-@pytest.mark.parametrize("key", ["source", "sha256"])
-def test_a_method_with_a_key_in_which_its_source_is_recorded_is_refused(key, monkeypatch):
-    config = create_model("KeyedConfig", __base__=FedAvg.Config, **{key: (str | None, "mine")})
-
-    class Keyed(FedAvg):
-        paper = Paper("Keyed", "nobody", "invented")
-        communication = Communication(down="w", up="w", keeps="nothing")
-        Config = config
-
-    monkeypatch.setitem(ALGORITHMS, "keyed", Keyed)
-    with pytest.raises(ConfigError, match=rf"`keyed` has a key `{key}`"):
-        resolve([from_values({"algorithm": "keyed"}, "argument")])
-
-
-@pytest.mark.slow
-def test_failed_cells_are_a_warning(tmp_path, monkeypatch):
-    run = lifecycle.run
-
-    def failing(config, *given, **options):
-        if config.algorithm.name == "local" and config.seed == 0:
-            raise ConfigError("no such luck")
-        return run(config, *given, **options)
-
-    monkeypatch.setattr(lifecycle, "run", failing)
-    with pytest.warns(UserWarning, match="no such luck"):
-        comparison = fl.compare(["local", "fedavg"], seeds=2, jobs=1, out=tmp_path, **KEYS)
-    assert comparison.cells["state"].tolist().count("failed") == 1
 
 
 class Noisy(FedAvg):

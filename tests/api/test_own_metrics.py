@@ -90,16 +90,8 @@ def test_values_equal_those_of_the_predictions(measured):
 
 
 @pytest.mark.slow
-def test_weights_do_not_change_and_sources_are_written(measured, tmp_path):
-    entries = measured.config.evaluation.metrics
-
+def test_metrics_change_no_weights(measured, tmp_path):
     assert measured.digest == short(tmp_path).digest
-    assert {name: entry.source for name, entry in entries.items()} == {
-        "kappa": "object",
-        "first": "object",
-        "error": "tests.api.own_parts:error_rate",
-    }
-    assert len(entries["error"].sha256) == 64
 
 
 @pytest.mark.parametrize(

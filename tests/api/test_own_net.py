@@ -1,7 +1,5 @@
 """Nets of the user's own as objects, and by import path."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import nn
@@ -64,16 +62,6 @@ def test_an_import_path_has_a_head_arguments_and_a_hash(tmp_path):
         short(tmp_path, {"name": path, "sha256": "0" * 64})
 
 
-def test_arguments_can_be_lists():
-    def perceptron(shape, classes, widths):
-        sizes = [shape[1] * shape[2], *widths, classes]
-        layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
-        return nn.Sequential(nn.Flatten(), *layers)
-
-    net = made(perceptron, args={"widths": [8, 4]})
-    assert [len(leaf) for leaf in net.parameters() if leaf.ndim == 2] == [8, 4, 10]
-
-
 @pytest.mark.slow
 def test_a_net_of_torchvision_trains_and_is_divided_at_its_head(tmp_path):
     run = fl.run(
@@ -118,17 +106,6 @@ def test_what_copies_of_a_net_would_not_have_is_refused(change):
     ):
         with pytest.raises(fl.ConfigError):
             made(net, shape=(1, 8, 8))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda net: net.features.register_forward_hook(net.times),
-        lambda net: setattr(net, "act", lambda out: out.relu()),
-    ],
-)
-def test_hooks_that_copies_of_a_net_have_are_accepted(change):
-    assert made(Scaled((1, 8, 8), 10, change))
 
 
 def test_wrong_head_is_refused():

@@ -4,25 +4,16 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import (
-    cohen_kappa_score,
-    jaccard_score,
-    mean_absolute_error,
-    mean_squared_error,
-)
+from sklearn.metrics import jaccard_score, mean_absolute_error, mean_squared_error
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanAbsoluteError, MeanSquaredError
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassCohenKappa,
-    MulticlassJaccardIndex,
-)
+from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 import flbench as fl
 from flbench.metrics.own import OwnMetric
 from flbench.metrics.target_scores import TargetScores
-from tests.api.test_federate import DOUBLE, Epochs, Lit, epochs_of, fit, made, recorded
+from tests.api.test_federate import DOUBLE, Epochs, epochs_of, fit, made, recorded
 
 TRAIN = {"rounds": 2, "local_epochs": 1, "batch_size": 16}
 FOUR = fl.IID(clients=4)
@@ -223,39 +214,6 @@ def test_global_model_and_common_test_set(tmp_path):
     assert common["mse"] == common["mse_worst10"] == pytest.approx(error, rel=1e-6)
 
 
-@pytest.mark.full
-def test_ray_judges_the_same(tmp_path, regression):
-    pytest.importorskip("ray")
-    run = federated(tmp_path, method="ditto", engine={**DOUBLE, "name": "ray", "workers": 1})
-
-    assert run.digest == regression.digest
-    assert run.metrics.equals(regression.metrics)
-
-
-class Stop(fl.Callback):
-    """Interrupts a run after its first round."""
-
-    def on_round_end(self, run, metrics):
-        raise KeyboardInterrupt
-
-
-@pytest.mark.slow
-def test_interrupted_run_resumes_with_its_metrics(tmp_path, regression):
-    keys = {"callbacks": Stop(), "output.checkpoint_every": 1}
-    with pytest.raises(KeyboardInterrupt, match="evaluation="):
-        federated(tmp_path, method="ditto", **keys)
-    (path,) = tmp_path.glob("*/*/")
-
-    again = {"model": made(Line), "progress": False}
-    with pytest.raises(fl.DataError):
-        fl.resume(path, data=(X, Y + 1), evaluation={"metrics": errors()}, **again)
-    with pytest.raises(fl.ConfigError, match=r"`evaluation\.metrics\.mse`"):
-        fl.resume(path, data=(X, Y), **again)
-    resumed = fl.resume(path, data=(X, Y), evaluation={"metrics": errors()}, **again)
-    assert resumed.digest == regression.digest
-    assert (path / "metrics.csv").read_bytes() == (regression.path / "metrics.csv").read_bytes()
-
-
 def test_targets_come_in_any_form_and_whole_numbers_only_if_the_user_says_so():
     forms = ({"train_images": X, "train_labels": Y}, TensorDataset(*map(torch.tensor, (X, Y))))
     for data in (*map(fl.Data, forms), fl.Data(X, Y, targets=True)):
@@ -264,25 +222,6 @@ def test_targets_come_in_any_form_and_whole_numbers_only_if_the_user_says_so():
     ages = np.round(20 + 5 * Y[:, 0])
     assert fl.Data(X, ages - ages.min()).dataset.targets is None
     assert np.array_equal(fl.Data(X, ages, targets=True).dataset.targets, ages)
-
-
-@pytest.mark.slow
-def test_classification_takes_metrics_too(tmp_path):
-    metrics = {"kappa": MulticlassCohenKappa(10)}
-    run = federated(tmp_path, "digits", made(Lit), metrics=metrics, train={"rounds": 1})
-
-    counts = run.confusion.query("split == 'test'")
-    pairs = counts[["true", "predicted"]].to_numpy().repeat(counts["count"], axis=0)
-    assert run.summary["test"]["kappa"] == pytest.approx(cohen_kappa_score(*pairs.T), abs=1e-6)
-    assert run.config.evaluation.best.metric is None
-
-
-@pytest.mark.slow
-def test_early_stopping_watches_the_metric(tmp_path):
-    stop = {"metric": "validation/personal/mae", "mode": "min", "patience": 1, "min_delta": 9.0}
-    run = federated(tmp_path, train={**TRAIN, "rounds": 4, "early_stopping": stop})
-
-    assert run.summary["stopped"]["round"] == 2
 
 
 @pytest.mark.slow

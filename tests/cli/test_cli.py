@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -129,36 +128,6 @@ def test_ctrl_c_in_the_middle_of_the_imports_is_one_line(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert len(said.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_terminal_gets_a_progress_bar(tmp_path):
-    """In a pseudo-terminal of 100 columns; a fork has imported PyTorch already."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ |= {"COLUMNS": "100", "TERM": "xterm"}
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        code = 99
-        try:
-            code = app.main(["run", *SMALL, "train.rounds=6", f"output.dir={tmp_path}"])
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    seen = b""
-    while True:
-        try:
-            part = os.read(terminal, 4096)
-        except OSError:
-            break
-        if not part:
-            break
-        seen += part
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    text = seen.decode()
-    assert "6/6" in text
-    assert "validation accuracy" in text
-    assert "━" in text
 
 
 def test_algos_lists_methods_and_shows_one_with_its_hyper_parameters(flbench):

@@ -110,17 +110,3 @@ def test_tables_are_predicted_by_the_names_of_columns(flbench, tmp_path):
         assert code == 2
         assert err.startswith("error: bad.csv")
         assert named in err
-
-
-def test_samples_of_another_kind_are_refused(flbench, tmp_path, finished_run):
-    Image.fromarray(np.zeros((9, 8), np.uint8)).save(tmp_path / "tall.png")
-    Image.fromarray(np.zeros((8, 8), np.uint8) + 200).save(tmp_path / "bright.png")
-    Image.fromarray(np.full((8, 8, 3), (9, 0, 0), np.uint8)).save(tmp_path / "colour.png")
-    (tmp_path / "text.png").write_bytes(b"no image")
-    np.savez(tmp_path / "wide.npz", x=np.zeros((2, 8, 9), np.uint8))
-    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
-    files = ("tall.png", "bright.png", "colour.png", "text.png", "wide.npz", "table.csv", "no.png")
-    for file in files:
-        code, out, err = flbench("predict", finished_run, "--client", 0, file)
-        assert (code, out) == (2, "")
-        assert err.startswith(f"error: {file}")
