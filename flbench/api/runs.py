@@ -250,12 +250,8 @@ class Run:
         model = self.trained(client, **settings)
         if model.layout.is_table:
             x = model.raw(x)
-            for column, count in model.unknown_words(x.numpy()).items():
-                warn(
-                    f"{count} of {len(x)} values of the column `{column}` are words that no"
-                    " training part has; they are 0 in the columns of all words.",
-                    stacklevel=2,
-                )
+            for sentence in model.unknown_words(x.numpy()):
+                warn(sentence, stacklevel=2)
         return model.predict(x)
 
     def export(

@@ -61,9 +61,6 @@ def _in_words(error: Any) -> str:
     option = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
     parameters = error.ctx.command.params if option is not None else ()
     name = str(option).lstrip("-").lower().replace("-", "_")
-    for one in parameters:  # such as --repetitions for --seeds, "Repetitions of each method"
-        if str(getattr(one, "help", "")).lower().startswith(f"{name} "):
-            return f"No such option: {option}. Did you mean {one.opts[0]}?"
     if any("key=value" in str(one.metavar) for one in parameters):
         meant = key_like(name)
         if meant and (meant.endswith(name) or not error.possibilities):

@@ -51,7 +51,8 @@ def predict(
     rows: list[dict[str, Any]] = []
     for given in inputs:
         for samples in unlabelled.read(given, loaded.layout, _note):
-            _note_unknown_words(loaded, samples)
+            for sentence in loaded.unknown_words(samples.x):
+                _note(f"{samples.file}: {sentence}")
             rows += _predictions(loaded, samples)
     if out is not None:
         header = tuple(rows[0]) if rows else ("file", "row", "class")
@@ -76,15 +77,6 @@ def _predictions(model: TrainedModel, samples: unlabelled.Unlabelled) -> list[di
         {"file": samples.file, "row": row, "class": model.classes[k], column: value}
         for row, k, value in zip(places, predicted.tolist(), best.tolist(), strict=True)
     ]
-
-
-def _note_unknown_words(model: TrainedModel, samples: unlabelled.Unlabelled) -> None:
-    """Print how many values of each column are words that no training part has."""
-    for column, count in model.unknown_words(samples.x).items():
-        _note(
-            f"{samples.file}: {count} of {len(samples.x)} values of the column `{column}` are words"
-            " that no training part has; they are 0 in the columns of all words."
-        )
 
 
 def _load(path: Path, client: str | None, asked: Mapping[str, Any]) -> TrainedModel:

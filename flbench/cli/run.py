@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from flbench.config.schema import Config
 from flbench.config.sources import merge
 from flbench.core.errors import UserError
 from flbench.core.plain_yaml import to_yaml
-from flbench.core.text import redact
 
 
 def run(
@@ -43,13 +41,9 @@ def run(
     """
     names, overrides = methods([*(words or []), *(algo or [])])
     if len(names) > 1:
-        more: dict[str, Any] = {f"--{name}": text for name, text in aliases.items()}
-        more |= {"--config": asked["config"], "--out": out}
-        pairs = ((name, str(value)) for name, value in more.items() if value is not None)
-        typed = shlex.join(map(redact, [*names, *overrides, *chain(*pairs)]))
-        typed += " --seeds 1" + " --dry-run" * dry_run + " --json" * as_json
         raise UserError(
-            f"flbench run trains one method. To compare several: flbench compare {typed}"
+            "flbench run trains one method. To compare several: flbench compare"
+            f" {shlex.join(names)} --seeds 1, with the same keys."
         )
     given = layers(overrides, aliases, asked["config"], out, *names)
     if resume is not None:

@@ -237,23 +237,22 @@ class TrainedModel:
             return stored[:, 0] if stored.shape[1] == 1 else stored.permute(0, 2, 3, 1)
         return stored
 
-    def unknown_words(self, x: NDArray[Any]) -> dict[str, int]:
-        """Return how many values of each column of words are words that no training part has.
+    def unknown_words(self, x: NDArray[Any]) -> list[str]:
+        """Return a sentence for each column with words that no training part has.
 
         Args:
             x: Raw samples; `predict` takes them.
-
-        Returns:
-            Numbers of at least 1, by the name of the column; empty without a table.
         """
         source, word = self.inputs.source, self.inputs.word
         if source is None or word is None:
-            return {}
-        found = {
-            name: int((~np.isnan(x[:, k]) & ~np.isin(x[:, k], word[source == k].numpy())).sum())
-            for k, (name, words) in enumerate(
-                zip(self.layout.columns, self.layout.words, strict=True)
-            )
-            if words
-        }
-        return {name: count for name, count in found.items() if count}
+            return []
+        found = []
+        for k, name in enumerate(self.layout.columns):
+            known = word[source == k].numpy()
+            count = int((~np.isnan(x[:, k]) & ~np.isin(x[:, k], known)).sum())
+            if self.layout.words[k] and count:
+                found.append(
+                    f"{count} of {len(x)} values of the column `{name}` are words that no training"
+                    " part has; they are 0 in the columns of all words."
+                )
+        return found

@@ -42,7 +42,6 @@ WRONG = {
     "run --config my.yaml": "my.yaml:1",
     "run --out my.yaml": "output.dir",
     "run --resume .": ".",
-    "compare ft --repetitions 3": "--seeds",
     "compare hfcd fedavg algorithm.tauu=1": "algorithm.tauu",
     "tune train.rounds=3": "methods",
     "tune local --resume x --rounds 3": "--resume",
