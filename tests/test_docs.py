@@ -204,18 +204,6 @@ def test_configuration_page_has_every_key(generated):
     check(Config, "")
 
 
-def test_further_rows_of_a_method_in_the_results_name_the_key_that_differs():
-    rows = hooks().results()
-    rows.pop("")  # the header
-
-    assert rows
-    assert set(rows) <= set(ALGORITHMS.load())
-    for lines in rows.values():
-        titles = [line.split("|")[1].strip() for line in lines]
-        assert len(set(titles)) == len(titles)
-        assert all("(`algorithm." in title for title in titles[1:])
-
-
 def test_docstrings_are_not_read_as_quotations_or_tags():
     text = (
         "Words <h_i, w> and `<a, b>`.\n\n> 0, no quotation.\n\n>>> 1 + 1\n2\n\n"

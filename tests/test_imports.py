@@ -70,12 +70,6 @@ def test_no_name_of_a_method_is_tested_outside_its_file():
                 assert not constants & names, f"{file.name}:{node.lineno}"
 
 
-def test_support_folders_are_not_packages():
-    root = PACKAGE.parent
-    for name in ("mlflow", "tune", "configs"):
-        assert not (root / name / "__init__.py").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.processes
 def test_the_vectorized_engine_needs_no_lightning():

@@ -246,7 +246,6 @@ class Weighted(Lit):
     ("form", "call"),
     [
         ("triple", lambda net, x, y, more: net(x, more)),
-        ("dict", lambda net, x, y, more: net(x, mask=more > 0)),
         ("dict", lambda net, x, y, more: net.forward(x, more[:, None].expand(-1, 6))),
     ],
 )

@@ -158,27 +158,6 @@ def test_what_is_no_method_is_refused(given, named):
         ALGORITHMS.section(given)
 
 
-class Raising(FedAvg):
-    """A method whose server raises an exception in each round."""
-
-    paper = Paper("Raising", "nobody", "invented")
-    communication = Communication(down="w", up="w", keeps="nothing")
-
-    def aggregate(self, state, results):
-        raise KeyError("no such leaf")
-
-
-@pytest.mark.slow
-def test_a_method_that_raises_in_the_estimate_fails_by_name_in_its_cell_alone(tmp_path):
-    keys = {"seeds": 1, "jobs": 1, "partition": FEW, "train": {"rounds": 1}, "out": tmp_path}
-    with pytest.raises(fl.RunError, match=r"`raising`.*KeyError.*test_own_methods"):
-        fl.compare([Raising, "fedavg"], progress=True, **keys)
-
-    [path] = tmp_path.iterdir()
-    cells = fl.load(path).cells.set_index("method")["state"]
-    assert cells.to_dict() == {"raising": "failed", "fedavg": "finished"}
-
-
 class Noisy(FedAvg):
     """Deploys the global model with noise that all clients share."""
 

@@ -79,26 +79,6 @@ def test_comparison_is_that_of_the_cells(path):
 
 
 @pytest.mark.slow
-def test_pictures_show_the_numbers_of_the_study(path):
-    study = fl.load(path)
-    comparison = study.plot("comparison").axes[0]
-    parallel = study.plot("parallel", "hfcd").axes[0]
-
-    means = [line.get_xdata()[0] for line in comparison.lines if line.get_marker() in "os^"]
-    assert sorted(means) == pytest.approx(sorted(study.comparison.leaderboard["mean"]))
-    shown = [tick.get_text() for tick in comparison.get_yticklabels()]
-    assert shown == ["hfcd tuned", "hfcd", "fedavg"]
-    assert len(parallel.collections[0].get_segments()) == 3  # the failed trial has no score
-    scatter = study.plot("scatter", "hfcd")
-    assert len(scatter.axes) == len(handmade.SPACE)
-    scatter.draw_without_rendering()
-    with pytest.raises(fl.UserError):
-        study.plot("importance", "hfcd")  # there are too few trials
-    with pytest.raises(fl.UserError, match="fedavg"):
-        study.plot("parallel", "fedagv")
-
-
-@pytest.mark.slow
 def test_representations_escape_what_users_wrote(path):
     study = pickle.loads(pickle.dumps(fl.load(path)))
     shown = study._repr_html_()
@@ -130,6 +110,9 @@ def test_study_without_trials(tmp_path):
         ("fedavg,fedavg", {}, "`fedavg`"),
         ("fedavg", {"sead": 3}, "`seed`"),
         ("fedavg", {"trails": 1}, "`trials`"),
+        ("fedavg", {"trials": 0}, "`trials`"),
+        ("fedavg", {"jobs": 0}, "`jobs`"),
+        ("fedavg", {"gpus_per_trial": float("nan")}, "`gpus_per_trial`"),
         ("fedavg", {"search": "best"}, "`search`"),
         ("fedavg", {"algorithm": "fedprox"}, "`algorithm.name`"),
         (["fedavg", "fedprox"], {"algorithm": {"mo": 1}}, "`algorithm.mo`"),

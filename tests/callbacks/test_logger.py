@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 
 from flbench.config.sources import Layer, leaves
@@ -63,18 +63,6 @@ def of_csv(folder):
         )
 
 
-def of_mlflow(uri, run_id):
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(uri)
-    names = client.get_run(run_id).data.metrics
-    return sorted(
-        (name, point.step, point.value)
-        for name in names
-        for point in client.get_metric_history(run_id, name)
-    )
-
-
 def metrics_of(calls):
     return sorted(call[1:] for call in calls if call[0] == "metric")
 
@@ -106,26 +94,6 @@ def test_csv_logger_is_complete_after_a_resume(tmp_path, kind):
     flat = leaves(yaml.safe_load((folder / "config.yaml").read_text()))
     left_out = ("tracking.", "output.")
     assert parameters == {key: value for key, value in flat.items() if not key.startswith(left_out)}
-
-
-@pytest.mark.mlflow
-def test_mlflow_logger_continues_by_its_run_id(tmp_path, recwarn):
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-
-    def logger(run_id=None):
-        return MLFlowLogger("mine", tracking_uri=uri, run_id=run_id)
-
-    first = logger()
-    with pytest.raises(CrashError):
-        run_with(tmp_path / "runs", [CrashAfter(3)], *KEYS, loggers=[first])
-    folder = only_run(tmp_path / "runs")
-    lifecycle.resume(folder, Layer({}), loggers=[logger(first.run_id)])
-
-    assert sorted(set(of_mlflow(uri, first.run_id))) == expected(folder)
-    run = first.experiment.get_run(first.run_id)
-    assert run.info.status == "FINISHED"
-    assert run.data.params["algorithm.name"] == "fedavg"
-    assert not [warning for warning in recwarn if "special characters" in str(warning.message)]
 
 
 @pytest.mark.parametrize("second", ["a", "b"])

@@ -18,7 +18,7 @@ from flbench.cli import app
 from flbench.core import files
 from flbench.reports import render, terminal
 from flbench.reports.shown import Column, Shown, score
-from tests.support import SMALL, interrupted_run, pictures_in_pages, write_npz
+from tests.support import SMALL, pictures_in_pages, write_npz
 from tests.tuning.studies import begin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,22 +168,6 @@ def test_data_shows_a_partition_and_saves_it_with_its_picture(flbench, tmp_path)
     assert json.loads(saved)["hash"] == entry["hash"]
 
 
-@pytest.mark.slow
-def test_show_prints_tables_of_finished_and_interrupted_runs(flbench, tmp_path):
-    folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg")
-
-    code, out, _ = flbench("show", str(folder))
-    assert code == 0
-    assert "unfinished" in out
-    assert "rare" not in out  # the digits are balanced
-
-    flbench("run", "--resume", str(folder))
-    code, out, _ = flbench("show", str(folder))
-    assert code == 0
-    assert "precision" in out
-    assert "worst10_accuracy" in out
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Folder with a study and runs that differ in method, net, seed and partition."""
@@ -251,19 +235,6 @@ def test_numbers_of_a_table_are_never_cut(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_show_prints_the_good_runs_beside_bad_ones(flbench, runs):
-    folder, paths = runs
-
-    code, out, error = flbench("show", paths[0], str(folder / "empty"), "nowhere", paths[0])
-
-    assert code == 2
-    assert out.count("report.html") == 1
-    assert f"{paths[0]}/report.html" in out
-    assert str(folder / "empty") in error
-    assert "nowhere" in error
-
-
-@pytest.mark.slow
 def test_rare_classes_have_a_column_and_a_data_file_gives_titles_its_name(flbench, tmp_path):
     with np.load(write_npz(tmp_path / "skewed.npz", n=400)) as arrays:
         kept = np.flatnonzero((np.arange(400) % 4 > 0) | (np.arange(400) < 120))
@@ -312,7 +283,6 @@ def test_full_disk_exits_with_1_and_leaves_no_half(flbench, tmp_path, monkeypatc
     monkeypatch.setattr(files, "sync", full)
 
     for arguments in (
-        ("run", *SMALL),
         ("data", "digits", "--out", "p.npz"),
         ("data", "digits", "--picture", "old.png"),
     ):

@@ -68,16 +68,6 @@ def test_dry_run_prints_configuration_partition_and_estimate(tmp_path):
     assert document(*few, "algorithm.budget=full")["estimate"]["cohort"] == 3
 
 
-def test_papers_and_the_plan_of_a_paper():
-    papers = document("reproduce")
-    plan = document("reproduce", "hfcd", "--dataset", "digits", "--dry-run", "--rounds", "2")
-
-    assert "hfcd" in [paper["name"] for paper in papers]
-    assert "FedAvg" in plan["asked"]["CIFAR-100"]
-    assert {cell["measured"] for cell in plan["cells"]} == {None}
-    assert all(item.keys() == {"why", "cells"} for item in plan["absent"])
-
-
 def test_sync_prints_counts(trained, monkeypatch):
     path = trained[0]["runs"][0]["path"]
     sent, follow = SentCounts(runs=1, metrics=4), mlflow_command.follow

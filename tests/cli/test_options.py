@@ -13,8 +13,7 @@ from flbench.api import settings, verbs
 from flbench.cli import app
 from flbench.comparison.design import Design
 from flbench.config.schema import Config
-from flbench.core.errors import ConfigError
-from flbench.tuning.request import TuneRequest, check
+from flbench.tuning.request import TuneRequest
 
 COUNTERPARTS = {
     "run": fl.run,
@@ -72,21 +71,3 @@ def test_a_default_in_a_description_is_that_of_the_code(function: Any) -> None:
             assert text == str(DEFAULTS[function][name]), name
             named += 1
     assert named >= 3
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("trials", {"trials": 0}),
-        ("trials", {"trials": "4"}),
-        ("seeds", {"seeds": -1}),
-        ("retries", {"retries": -1}),
-        ("jobs", {"concurrent": 0}),
-        ("gpus_per_trial", {"gpus": float("nan")}),
-    ],
-)
-def test_a_study_refuses_numbers_by_the_name_that_the_user_gave(
-    name: str, wrong: dict[str, Any]
-) -> None:
-    with pytest.raises(ConfigError, match=f"`{name}`"):
-        check(TuneRequest(("fedavg",), **wrong))
