@@ -1,7 +1,6 @@
 """A study as an object: its trials, its winners and what can be said about them."""
 
 from functools import cached_property
-from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,14 +176,14 @@ class Study:
         )
 
     def _repr_html_(self) -> str:
-        own = [self.report.own_tables(method) for method in self.methods]
+        best = [self.report.parameters(method) for method in self.methods]
         facts = {key: self.report.facts[key] for key in ("data", "budget", "metric", "search")}
         notes = Chapter("Notes", [self.notes], is_open=True)
         return card(
             self.report.heading,
             facts | {"folder": str(self.path)},
             *self.report.answer,
-            *chain(*own),
+            *filter(None, best),
             *self.report.tables,
             notes,
         )

@@ -223,7 +223,7 @@ def _carry_out(
         named_by: Who names the address of MLflow's store.
         driver: Driver of the cluster for the search; None if its trials have ended.
     """
-    from flbench.tuning import cost, search
+    from flbench.tuning import search
 
     def report() -> None:
         studies.report_of(path).write(path)
@@ -234,8 +234,9 @@ def _carry_out(
         if driver is not None:
             caller.tell(
                 [
-                    f"{path}: {cost.shared(prepared.trials)}, {prepared.config.train.rounds} rounds"
-                    f" each, {prepared.resources.concurrent} at once."
+                    f"{path}: {sum(prepared.trials.values())} trials,"
+                    f" {prepared.config.train.rounds} rounds each,"
+                    f" {prepared.resources.concurrent} at once."
                 ]
             )
             search.carry_out(driver, folder, prepared, shown=caller.shown)

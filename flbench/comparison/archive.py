@@ -17,9 +17,6 @@ from flbench.comparison.folder import MARKER, is_cell
 from flbench.core import files
 from flbench.core.archives import (
     LARGEST_FILE,
-    LARGEST_RATIO,
-    MOST_FILES,
-    largest_content,
     unpack,
     without_folders,
 )
@@ -58,7 +55,7 @@ def pack(paths: Sequence[Path], file: Path) -> int:
     Raises:
         UserError: The name of the archive ends otherwise, a path does not exist, there is no
             finished run or trial below it, two have the same name, a file of a run or a folder of
-            a study is a link, they are more than an archive may have, or it cannot be written.
+            a study is a link, or it cannot be written.
         DataError: A file of a run is damaged.
     """
     if not file.name.endswith(SUFFIX):
@@ -92,13 +89,6 @@ def pack(paths: Sequence[Path], file: Path) -> int:
                     " one of them, or pack them into two archives."
                 )
     content = _compressed(found)
-    size = sum(one.stat().st_size + 1024 for one in found.values())  # with headers and padding
-    if len(found) > MOST_FILES or size > largest_content(len(content)):
-        raise UserError(
-            f"{len(found):,} files with {size:,} bytes are more than an archive may have when it is"
-            f" read: {MOST_FILES:,} files, and {LARGEST_RATIO} times its own size. Pack them into"
-            " several archives."
-        )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         files.write(file, content)

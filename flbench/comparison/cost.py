@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from flbench.analysis.sampling import VARIED, Sampling
+from flbench.analysis.sampling import Sampling
 from flbench.analysis.statistics import CLAIM_FROM
 from flbench.comparison.prepare import PreparedComparison
 from flbench.jobs import estimate
@@ -42,15 +42,8 @@ def measure(
     ]
     if design.seeds < CLAIM_FROM:
         said.append(f"no difference between methods can be claimed below {CLAIM_FROM} repetitions.")
-    if design.seeds > 1:
-        said.append(f"{VARIED[design.vary]}. All methods of a repetition have the same seeds.")
-        if why_not := Sampling(design.vary).why_not:
-            said.append(f"{why_not} support no claim that a method is better. `vary=both` does.")
-    if design.reference is not None:
-        said.append(f"the others are compared with {design.reference}.")
-    if design.tuned is not None:
-        others = f" but {', '.join(design.untuned)}" if design.untuned else ""
-        said.append(f"the methods{others} have the best parameters of {design.tuned}.")
+    if design.seeds > 1 and (why_not := Sampling(design.vary).why_not):
+        said.append(f"{why_not} support no claim that a method is better. `vary=both` does.")
     return Plan(tree, [*(f"plan: {one}" for one in said), *cost.sentences()])
 
 

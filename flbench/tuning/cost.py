@@ -1,6 +1,5 @@
 """What a study will train and what it will cost, said before it starts."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -11,19 +10,6 @@ from flbench.tuning.request import LONG_TAIL, ORIGIN, grace_of
 
 CONTINUED: Final = 0.5
 """Share of the trials that ASHA lets go on: a third in the long run, and more of the first ones."""
-
-
-def shared(trials: Mapping[str, int]) -> str:
-    """Return the numbers of trials in words.
-
-    >>> shared({"fedavg": 8, "ft": 8}), shared({"fedavg": 8, "ditto": 4}), shared({"ft": 8})
-    ('8 trials for each of fedavg, ft', '8 trials of fedavg, 4 of ditto', '8 trials of ft')
-    """
-    names, counts = list(trials), list(trials.values())
-    if len(names) > 1 and len(set(counts)) == 1:
-        return f"{counts[0]} trials for each of {', '.join(names)}"
-    first, *others = (f"{count} of {name}" for name, count in trials.items())
-    return ", ".join([first.replace(" of ", " trials of ", 1), *others])
 
 
 def measure(prepared: PreparedStudy) -> Plan:
@@ -59,7 +45,8 @@ def measure(prepared: PreparedStudy) -> Plan:
         **cost.tree(),
     }
     said = [
-        f"plan: {shared(trials)} ({search} trainings of at most {rounds} rounds)"
+        f"plan: trials: {', '.join(f'{number} of {name}' for name, number in trials.items())}"
+        f" ({search} trainings of at most {rounds} rounds)"
         + (
             f", then the default and the best parameters with {seeds} repetitions each ({cells[0]}"
             f" to {cells[1]} cells of {rounds} rounds)."

@@ -32,10 +32,7 @@ def quiet() -> None:
 
 
 class Reservations(tune.PlacementGroupFactory):  # type: ignore[misc]
-    """Resources of the trials of a study, which knows what Ray has reserved for them.
-
-    Ray Tune gives trials copies of this object, so all of a process know the same reservations.
-    """
+    """Resources of the trials of a study, which knows all that Ray has reserved for them."""
 
     _made: ClassVar[list[PlacementGroup]] = []
 
@@ -44,16 +41,6 @@ class Reservations(tune.PlacementGroupFactory):  # type: ignore[misc]
         group = super().to_placement_group()
         self._made.append(group)
         return group
-
-    @classmethod
-    def states(cls) -> set[str]:
-        """Return the states of the reservations, by Ray's names.
-
-        `CREATED` is one that can be used, and `PENDING` one for which no node has free resources. A
-        part of one in the state `RESCHEDULING` was on a node that Ray has given up. Ray looks for
-        another node for it, and what was to run there waits.
-        """
-        return {ray.util.placement_group_table(group).get("state", "") for group in cls._made}
 
     @classmethod
     def release(cls) -> None:

@@ -29,7 +29,6 @@ from flbench.core.wording import listed
 from flbench.jobs.job import Job, Outcome
 from flbench.jobs.progress import JobProgress
 from flbench.results import metrics_file
-from flbench.results.study_folder import DIGITS
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.proposals import Proposals
 from flbench.tuning.ray_tune import Reservations, bundles, quiet, reason_of
@@ -38,7 +37,6 @@ from flbench.tuning.scores import by_round
 from flbench.tuning.study import (
     BEGUN,
     ENDS,
-    OTHER_METRIC,
     Record,
     StudyFolder,
     TrialFolder,
@@ -62,12 +60,7 @@ from flbench.workers.portable import portable
 from flbench.workers.ray_driver import RayDriver
 from flbench.workers.ray_resources import Resources, workers_of
 
-LOOK: Final = 4.0
-"""Seconds between two looks at the nodes of the cluster."""
-HOLD: Final = 10.0
-"""Seconds that Ray has to find other nodes for what it had reserved on one that is lost."""
 NAMED: Final = 3  # trials that a sentence names
-ALIKE: Final = 4  # trials with equal scores at the first rung, of which the user is told
 
 
 def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
@@ -201,26 +194,10 @@ class TrialProgress(JobProgress):
             for index in range(prepared.trials[method])
         }
         super().__init__([*self._trials.values()], folder, prepared.resources.kind)
-        self._scores: dict[str, dict[int, float]] = {name: {} for name in prepared.configs}
 
     def begin_trial(self, trial: TrialFolder) -> None:
         """Note that a trial is being trained."""
         self.begin(self._trials[trial.method, trial.index])
-
-    def evaluated(self, trial: TrialFolder, done: int, score: float) -> None:
-        """Say once that the metric tells none of a method's first trials apart."""
-        method, scores = trial.method, self._scores[trial.method]
-        config = self._trials[method, trial.index].config
-        rounds = config.train.rounds
-        first = min(rounds, grace_of(method, rounds, config.evaluation_period))
-        if done != first or trial.index in scores:
-            return
-        scores[trial.index] = round(score, DIGITS)
-        if len(scores) == ALIKE and len({*scores.values()}) == 1:
-            self.note(
-                f"{method}: the validation {self._metric} is {score:.4f} in each of the first"
-                f" {ALIKE} trials after {done} rounds. {OTHER_METRIC}"
-            )
 
     def end_trial(self, record: Record) -> None:
         """Note that a trial has ended, and print a line about it."""
@@ -234,7 +211,7 @@ class TrialProgress(JobProgress):
 
 
 def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) -> None:
-    """Let Ray Tune train what is left, until the end or until it must begin again."""
+    """Let Ray Tune train what is left."""
     samples = prepared.federation.x.numpy()
     sha256, storage = digest(samples), folder.path / "search"
     request, config, scheduler = prepared.request, prepared.config, None
@@ -256,10 +233,7 @@ def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) 
     try:
         _tuner(folder, prepared, sha256, storage, search, scheduler, events).fit()
     except StudyStopped as stopped:
-        if stopped.reason is not None:
-            raise LostError(stopped.reason) from None
-        Reservations.release()
-        return
+        raise LostError(str(stopped)) from None
     except tune.TuneError as error:
         last = str(error).strip().splitlines()[-1]
         raise RunError(f"Ray Tune failed ({last}). Resume with: {folder.resume_command}") from error
@@ -517,32 +491,20 @@ class Halving(FIFOScheduler):  # type: ignore[misc]
 
 
 class StudyStopped(BaseException):
-    """Ends Ray Tune's loop. After an Exception, Ray Tune would call its servers first.
-
-    Args:
-        reason: Why the study ends; None if its trials begin again.
-    """
-
-    def __init__(self, reason: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """Ends Ray Tune's loop. After an Exception, Ray Tune would call its servers first."""
 
 
 class Events(tune.Callback):  # type: ignore[misc]
-    """Tells the search and the user what happens to trials, and looks after those that wait.
+    """Tells the search and the user what happens to trials; a wait that is too long ends the study.
 
-    If a node of the cluster is lost, the trials begin again on those that are left; if none is
-    left, a wait that is too long ends the study.
+    Ray finds another node for a trial whose node is lost, if there is one with its resources.
     """
 
     def __init__(self, search: Search, progress: TrialProgress, resources: Resources) -> None:
         self._search, self._progress, self._resources = search, progress, resources
-        self._workers = workers_of(resources) if resources.engine.name == "ray" else None
-        count = self._workers or 1
-        cpus = resources.cpus if self._workers is None else count
-        self._needs = {"CPU": float(cpus), "GPU": count * resources.gpus}
-        self._checked = time.monotonic()
-        self._broken: float | None = None  # time since when a node is missing
+        workers = workers_of(resources) if resources.engine.name == "ray" else None
+        cpus = resources.cpus if workers is None else workers
+        self._needs = {"CPU": float(cpus), "GPU": (workers or 1) * resources.gpus}
         self._since: float | None = None  # time since when trials wait and none runs
         self._due = NOTICE  # seconds of a wait after which the user is told next
 
@@ -551,62 +513,28 @@ class Events(tune.Callback):  # type: ignore[misc]
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Raise StudyStopped if a node is lost, or the trials wait for what is not there."""
+        """Raise StudyStopped if the trials wait too long for what is not there."""
         waiting, running = (
             [self._search.trials[one.trial_id].name for one in trials if one.status == status]
             for status in ("PENDING", "RUNNING")
         )
-        now_is = time.monotonic()
-        if now_is - self._checked >= LOOK / 2:
-            self._checked = now_is
-            self._look_for_lost_nodes(waiting, running)
         if running or not waiting:
             self._since, self._due = None, NOTICE
             return
+        now_is = time.monotonic()
         self._since = now_is if self._since is None else self._since
         waited, patience = now_is - self._since, self._resources.engine.wait_seconds
         if waited < min(self._due, patience):
             return
         self._due = waited + NOTICE
-        sentence = f"no trial has run for {waited:.0f} s. {listed(waiting, NAMED)}: waiting for"
-        if "CREATED" in Reservations.states():
-            sentence += " a worker process, which is starting on CPUs that Ray has reserved."
-        else:
-            sentence += f" {amounts(self._needs)}. {nodes_have(self._needs)}"
+        sentence = (
+            f"no trial has run for {waited:.0f} s. {listed(waiting, NAMED)}: waiting for"
+            f" {amounts(self._needs)}, or for a process to start on them."
+            f" {nodes_have(self._needs)}"
+        )
         if waited >= patience:
             raise StudyStopped(f"{sentence} {end_of_wait(patience)}")
         self._progress.note(sentence)
-
-    def _look_for_lost_nodes(self, waiting: list[str], running: list[str]) -> None:
-        """Raise StudyStopped if trials must begin again, because a node is lost.
-
-        A trial that has lost a part of its reservation waits until Ray finds another node for it.
-        Ray gives CPUs that become free to other trials first, and knows only the number of CPUs
-        that was asked for when the cluster was larger.
-        """
-        left = self._workers if self._workers is None else workers_of(self._resources)
-        is_short = left is not None and left < (self._workers or 0)
-        if not (running and "RESCHEDULING" in Reservations.states()) and not (
-            is_short and waiting and not running
-        ):
-            self._broken = None
-            return
-        self._broken = self._broken or self._checked
-        if self._checked - self._broken >= HOLD:
-            less = f" with engine.workers={left}, as many as are left" if is_short else ""
-            self._progress.note(
-                f"a node of the Ray cluster was lost. {listed(running or waiting, NAMED)}: waiting"
-                f" for {amounts(self._needs)}. All trials that have begun continue from their last"
-                f" checkpoints on the nodes that are left{less}; the results are the same."
-            )
-            raise StudyStopped
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """Look whether the scores of the trials differ."""
-        folder = self._search.trials[trial.trial_id]
-        self._progress.evaluated(folder, result["round"], result["score"])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Count another attempt of a trial whose worker failed, and print a note."""

@@ -39,19 +39,12 @@ def run_folder(
 ) -> Path:
     """Write the folder of a finished run, and return it.
 
+    The test accuracy is that of the last round, which is the best one; it grows linearly. The
+    repetition is the seed of the run and of the partition, and `sent` the bytes that all clients
+    send in a round.
+
     Args:
-        folder: The folder.
-        method: Name of the method.
-        accuracy: Test accuracy of the last round, which is the best one.
-        repetition: Seed of the run and of the partition.
-        classes: Number of classes.
-        clients: Number of clients.
-        rounds: Number of rounds; the accuracy grows linearly.
-        sent: Bytes that all clients send in a round.
-        seconds: Seconds of training; the evaluation takes none.
         is_rare: Whether the first class is rare.
-        validation: Whether there are validation parts.
-        names: Whether clients have names.
         keys: Overrides `key=value` of the configuration.
         partition_hash: Hash of the partition; by default it follows from the repetition.
         data_hash: Hash of the samples in partition.json; None for a run without that file.
@@ -159,13 +152,7 @@ def run_folder(
 def matrix(
     folder: Path, accuracies: dict[str, list[float]], **keywords: object
 ) -> dict[tuple[str, int], Path]:
-    """Write a run folder for each method and repetition, and return the folders.
-
-    Args:
-        folder: Folder above the run folders.
-        accuracies: Test accuracies of the repetitions by method.
-        keywords: Further arguments of `run_folder`.
-    """
+    """Write a run folder for each method and repetition, and return the folders."""
     return {
         (method, k): run_folder(folder / f"{method}-{k}", method, value, repetition=k, **keywords)
         for method, values in accuracies.items()

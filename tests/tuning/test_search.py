@@ -11,7 +11,7 @@ from flbench.config.schema import EngineConfig
 from flbench.core.errors import UserError
 from flbench.tuning import search
 from flbench.tuning.request import FACTOR, grace_of
-from flbench.tuning.search import Events, Halving, Search, StudyStopped, TrialProgress
+from flbench.tuning.search import Events, Halving, Search, StudyStopped
 from flbench.tuning.study import StudyFolder, TrialFolder
 from flbench.workers.ray_resources import Resources
 
@@ -58,31 +58,24 @@ def connected(monkeypatch):
     return found
 
 
-def test_every_trial_of_every_method_comes_once_in_order(tmp_path):
-    made = search_of(tmp_path, "b", "a", trials=3, was_stopped=lambda *one: True)
-    found = [made.suggest(str(k)) for k in range(7)]
+def test_every_trial_comes_once_and_other_methods_begin_while_one_waits_for_its_batch(tmp_path):
+    made = search_of(tmp_path, "b", "a", trials=4, batch=2, was_stopped=lambda *one: True)
+    found = []
+    for number in range(10):
+        one = made.suggest(str(number))
+        if one is None:  # two trials of each method run
+            assert number == 4
+            for k in range(4):
+                made.on_trial_complete(str(k), {})
+        elif one != made.FINISHED:
+            found.append((one["method"], one["index"]))
+        else:
+            break
+        if number > 4:
+            made.on_trial_complete(str(number), {})
 
-    assert [(one["method"], one["index"]) for one in found[:6]] == [
-        (method, index) for method in "ba" for index in range(3)
-    ]
-    assert found[6] is None
-    for k in range(6):
-        made.on_trial_complete(str(k), {})
-    assert made.suggest("7") == made.FINISHED
-    assert len(made.ended) == 6
-
-
-def test_other_methods_begin_while_a_learning_search_waits_for_its_batch(tmp_path):
-    made = search_of(tmp_path, "a", "b", trials=4, batch=2, was_stopped=lambda *one: True)
-    names = [made.suggest(str(k)) for k in range(5)]
-
-    assert [(one["method"], one["index"]) for one in names[:4]] == [
-        *(("a", 0), ("a", 1), ("b", 0), ("b", 1))
-    ]
-    assert names[4] is None
-    for k in (0, 1):
-        made.on_trial_complete(str(k), {})
-    assert made.suggest("5")["method"] == "a"
+    assert found == [(m, k) for first in (0, 2) for m in "ba" for k in (first, first + 1)]
+    assert len(made.ended) == 8
 
 
 def test_resumed_search_gives_what_has_not_ended(tmp_path):
@@ -109,161 +102,87 @@ def test_trial_that_began_with_other_parameters_is_refused(tmp_path):
     assert isinstance(resumed.refused, UserError)
 
 
-def test_trial_that_ended_is_left_as_its_worker_wrote_it(tmp_path):
-    made = search_of(tmp_path)
-    assert made.suggest("x") == {
-        "method": "a",
-        "index": 0,
-        "params": {"train.optimizer.lr": 0},
-    }
-    trial = begun(made, state="diverged", reason="all of them", score=0.5, ended="now")
-    before = trial.read()
-
-    made.on_trial_complete("x", None, error=True)
-    made.say_why("x", "its node went away")
-
-    assert trial.read() == before
-    assert made.ended == [before]
-
-
-def test_trial_that_ends_early_for_no_reason_is_handed_out_again(tmp_path):
-    """As when its worker dies between a report and what Ray Tune does with it."""
-    made = search_of(tmp_path, trials=1)
-    made.suggest("x")
-    trial = begun(made, score=0.5, round=2)
-
-    made.on_trial_complete("x", {})
-
-    assert trial.read()["state"] == "running"
-    assert made.suggest("y")["index"] == 0
-    assert not made.ended
-
-
-def test_trial_that_was_still_running_was_stopped(tmp_path):
-    made = search_of(tmp_path, was_stopped=lambda *one: one == ("a", 0))
-    made.suggest("x")
-    trial = begun(made, score=0.5, round=2)
-
-    made.on_trial_complete("x", {})
-
-    record = trial.read()
-    assert (record["state"], record["score"], record["round"]) == ("stopped", 0.5, 2)
-    assert made.ended == [record]
-
-
-@pytest.mark.parametrize("wrote", [True, False])
-def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(tmp_path, wrote):
-    """It may have failed before it wrote anything."""
-    made = search_of(tmp_path)
-    made.suggest("x")
-    if wrote:
-        begun(made, score=0.5)
-
-    made.on_trial_complete("x", None, error=True)
-    made.say_why("x", "OSError: no space left")
-
-    record = made.trials["x"].read()
-    assert (record["state"], record["reason"]) == ("failed", "OSError: no space left")
-    assert (record["rounds"], record["params"]) == (4, {"train.optimizer.lr": 0})
-    assert made.ended == [record]
+DIVERGED = {"state": "diverged", "reason": "all of them", "score": 0.5, "ended": "now"}
 
 
 @pytest.mark.parametrize(
-    ("reasons", "states"),
+    ("wrote", "error", "was_stopped", "is_lost", "state"),
     [
-        (["the memory of the machine was full", "its machine has ended"], ["running", "running"]),
-        (["no space left", None], ["failed", "finished"]),
+        (DIVERGED, True, False, False, "diverged"),  # as its worker wrote it
+        ({"round": 2}, False, True, False, "stopped"),
+        ({"round": 2}, False, False, False, None),  # its worker died after a report: it comes again
+        ({"round": 2}, True, False, False, "failed"),
+        (None, True, False, False, "failed"),  # before it wrote anything
+        ({"round": 2}, True, False, True, None),  # the study stops: a resumed one continues it
     ],
 )
-def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, reasons, states):
-    """Never where a method has a winner."""
-    (tmp_path / "study.json").write_text(json.dumps({"search": "random", "trials": 2}))
-    made = search_of(tmp_path)
-    for name, reason in zip("xy", reasons, strict=True):
-        made.suggest(name)
-        begun(made, name)
-        if reason is None:
-            begun(made, name, state="finished", score=0.5)
-        made.on_trial_complete(name, None, error=reason is not None)
-        if reason is not None:
-            made.say_why(name, reason)
-    is_lost = states[0] == "running"
-    folder = StudyFolder(tmp_path)
-    prepared = SimpleNamespace(trials={"a": 2})
-
-    assert search.has_lost(folder) == is_lost
-    search.begin_again(folder)
-
-    assert [record["state"] for record in folder.records()] == states
-    assert search.is_over(folder, prepared) == (not is_lost)
-    assert not search.has_lost(folder)
-
-
-@pytest.mark.parametrize(("kind", "left"), [("random", [0, 1, 2, 3, 4]), ("optuna", [0, 1, 2, 3])])
-def test_proposals_that_learned_from_lost_trials_are_made_again(tmp_path, kind, left):
-    """Trials 2 and 3 are the batch of the first lost one; trial 4 was proposed from failures."""
-    (tmp_path / "study.json").write_text(json.dumps({"search": kind, "batch": 2, "trials": 5}))
-    for index in range(5):
-        is_lost = index > 1
-        record = {"method": "a", "index": index, "state": "failed", "lost": is_lost}
-        folder = TrialFolder(tmp_path, "a", index)
-        folder.path.mkdir(parents=True)
-        folder.write(record | {"seed": 0, "params": {}, "reason": "its machine has ended"})
-
-    search.begin_again(StudyFolder(tmp_path))
-
-    records = list(StudyFolder(tmp_path).records())
-    assert [record["index"] for record in records] == left
-    assert [record["state"] == "running" for record in records] == [k > 1 for k in left]
-
-
-def test_worker_that_fails_because_the_study_stops_is_not_a_failure(tmp_path, connected):
-    """The resumed study continues the trial."""
-    made = search_of(tmp_path)
+def test_how_a_trial_ends(tmp_path, connected, wrote, error, was_stopped, is_lost, state):
+    made = search_of(tmp_path, trials=1, was_stopped=lambda *one: was_stopped)
     made.suggest("x")
-    trial = begun(made, score=0.5)
-    before, connected.lost = trial.read(), True
+    before = None if wrote is None else begun(made, **wrote).read()
+    connected.lost = is_lost
 
-    made.on_trial_complete("x", None, error=True)
-    made.say_why("x", "its worker process died")
+    made.on_trial_complete("x", {}, error=error)
+    if error:
+        made.say_why("x", "no space left")
 
-    assert trial.read() == before
-    assert before["state"] == "running"
-    assert made.ended == []
-
-
-def kept(study):
-    assert all((path.parent / "metrics.csv").is_file() for path in study.rglob("trial.json"))
-    return sorted(path.parent.name for path in study.rglob("checkpoints"))
+    record = made.trials["x"].read()
+    assert made.ended == ([record] if state else [])
+    if state is None or wrote is DIVERGED:
+        assert record == before
+    else:
+        assert record["state"] == state
+        assert (record["rounds"], record["params"]) == (4, {"train.optimizer.lr": 0})
+        assert not error or (record["reason"], record["lost"]) == ("no space left", True)
+    assert (made.suggest("y") is not None) == (state is not None or not is_lost)
 
 
 @pytest.mark.parametrize(
-    ("keeps_all", "expected"), [(False, ["002"]), (True, [f"{k:03}" for k in range(5)])]
+    ("search_by", "first", "left", "states"),
+    [
+        ("random", "failed", [0, 1, 2, 3, 4], "ffrrr"),
+        # Trials 2 and 3 are the batch of the first lost one; trial 4 was proposed from failures.
+        ("optuna", "failed", [0, 1, 2, 3], "ffrr"),
+        ("random", "finished", [0, 1, 2, 3, 4], "fffff"),  # never where a method has a winner
+    ],
 )
-def test_checkpoints_of_the_best_trial_stay(tmp_path, keeps_all, expected):
-    """A stopped trial cannot win, and a tie is won by the first."""
-    made = search_of(tmp_path, trials=5, keeps_all=keeps_all)
-    ends = [("finished", 0.5), ("stopped", 0.9), ("finished", 0.7), ("finished", 0.7)]
-    for k, (state, score) in enumerate([*ends, ("failed", None)]):
+def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, search_by, first, left, states):
+    (tmp_path / "study.json").write_text(json.dumps({"search": search_by, "batch": 2, "trials": 5}))
+    for index in range(5):
+        state = {"state": first if index == 0 else "failed", "score": 0.5, "lost": index > 1}
+        folder = TrialFolder(tmp_path, "a", index)
+        folder.write(folder.begin({"params": {}, **GIVEN}) | state)
+    study = StudyFolder(tmp_path)
+    assert search.has_lost(study) == ("r" in states)
+
+    search.begin_again(study)
+
+    records = list(study.records())
+    assert [record["index"] for record in records] == left
+    assert [record["state"] == "running" for record in records] == [one == "r" for one in states]
+    assert not search.has_lost(study)
+
+
+@pytest.mark.parametrize(
+    ("keeps_all", "ends", "expected"),
+    [
+        (False, "fsffd", ["002"]),  # a stopped trial cannot win, and a tie is won by the first
+        (True, "fsffd", ["000", "001", "002", "003", "004"]),
+        (False, "d", []),
+    ],
+)
+def test_checkpoints_of_the_best_trial_stay(tmp_path, keeps_all, ends, expected):
+    states = {"f": "finished", "s": "stopped", "d": "diverged"}
+    made = search_of(tmp_path, trials=len(ends), keeps_all=keeps_all)
+    for k, (end, score) in enumerate(zip(ends, (0.5, 0.9, 0.7, 0.7, None), strict=False)):
         made.suggest(str(k))
-        trial = begun(made, str(k), state=state, score=score)
+        trial = begun(made, str(k), state=states[end], score=None if end == "d" else score)
         (trial.path / "checkpoints").mkdir()
         (trial.path / "metrics.csv").write_text("")
         made.on_trial_complete(str(k), {})
 
-    assert kept(tmp_path) == expected
-
-
-def test_without_a_score_no_trial_is_the_best(tmp_path):
-    made = search_of(tmp_path, trials=1)
-    made.suggest("x")
-    trial = begun(made, state="diverged")
-    (trial.path / "checkpoints").mkdir()
-    (trial.path / "metrics.csv").write_text("")
-
-    made.on_trial_complete("x", {})
-
-    assert kept(tmp_path) == []
+    assert sorted(path.parent.name for path in tmp_path.rglob("checkpoints")) == expected
+    assert len(list(tmp_path.rglob("metrics.csv"))) == len(ends)
 
 
 def test_the_model_of_a_trial_without_checkpoints_is_an_error_with_the_cure(
@@ -315,7 +234,10 @@ def results_of(names, seed=0, rounds=9):
 
 
 def test_halving_stops_what_a_slow_reference_stops():
-    scheduler, results = Halving({"a": 1}, rounds=9), results_of(trials_of("a"))
+    """Also beside a better method, which stops none of its trials."""
+    scheduler, results = Halving({"a": 1, "b": 1}, rounds=9), results_of(trials_of("a"))
+    for k in range(4):
+        report(scheduler, ("b", k), 1, 0.99)
 
     stopped = set()
     for one, done, score in results:
@@ -350,15 +272,6 @@ def test_first_rung_is_at_a_third_of_the_rounds_or_later(method, rounds, every, 
     last = rungs[0] if rungs else rounds
     assert list(reached.values()) == [rounds] + [last] * 8
     assert all(3 * rung >= rounds for rung in rungs)
-
-
-def test_methods_do_not_stop_each_other():
-    scheduler = Halving({"a": 1, "b": 1}, rounds=9)
-
-    for k in range(4):
-        report(scheduler, ("a", k), 1, 0.9)
-
-    assert all(report(scheduler, ("b", k), 1, 0.1 + 0.01 * k) == "CONTINUE" for k in range(4))
 
 
 def test_default_parameters_run_to_the_end():
@@ -402,144 +315,28 @@ def test_trial_whose_driver_died_before_it_could_stop_it_is_stopped():
     assert report(resumed, ("a", 8), 2, 0.9) == "CONTINUE"
 
 
-def test_progress_names_trials_and_counts_a_stopped_one_as_done(tmp_path, capsys):
-    config = SimpleNamespace(train=SimpleNamespace(rounds=10))
-    prepared = SimpleNamespace(
-        request=SimpleNamespace(metric="accuracy"),
-        trials={"a": 2, "b": 2},
-        configs={"a": config, "b": config},
-        resources=SimpleNamespace(kind="trial"),
-    )
-    folders = [TrialFolder(tmp_path, method, index) for method in "ab" for index in range(2)]
-    folders[0].write(folders[0].begin(GIVEN) | {"state": "finished"})
-    progress = TrialProgress(StudyFolder(tmp_path), prepared)
-    for folder in folders[1:3]:
-        progress.begin_trial(folder)
-    (folders[2].path).mkdir(parents=True)
-    (folders[2].path / "metrics.csv").write_text("round,split\n5,validation,\n")
-    record = folders[1].begin(GIVEN) | {"state": "stopped", "score": 0.5, "seconds": {"total": 6}}
-    folders[1].write(record)
-
-    progress.end_trial(record)
-
-    said = capsys.readouterr().err
-    for part in ("2/4", "a, trial 1", "stopped", "accuracy 0.5000"):
-        assert part in said
-    [title, *lines] = [progress.table().title, *progress.table().columns[3].cells]
-    assert title.startswith("2 of 4 trials")
-    assert list(lines) == ["", "trial 0: 5/10"]
-
-
-@pytest.mark.parametrize(("scores", "count"), [((0.0, 0.0, 0.0, 0.0, 0.0), 1), ((0, 0.1, 0, 0), 0)])
-def test_metric_that_tells_no_trials_apart_is_said_once_during_the_search(
-    tmp_path, capsys, scores, count
-):
-    config = SimpleNamespace(train=SimpleNamespace(rounds=9), evaluation_period=1)
-    prepared = SimpleNamespace(
-        request=SimpleNamespace(metric="rare_recall"),
-        trials={"fedavg": 5},
-        configs={"fedavg": config},
-        resources=SimpleNamespace(kind="trial"),
-    )
-    progress = TrialProgress(StudyFolder(tmp_path), prepared)
-    for index, score in enumerate(scores):
-        for done in (1, 3, 3, 9):  # the first rung is at 3; a trial may report it again
-            progress.evaluated(TrialFolder(tmp_path, "fedavg", index), done, score)
-
-    assert capsys.readouterr().err.count("--metric") == count
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A time that the test sets, and a cluster with one CPU, which nobody uses."""
-    found = SimpleNamespace(now=0.0, states={"PENDING"}, workers=2)
-    monkeypatch.setattr(search.time, "monotonic", lambda: found.now)
+def test_a_wait_is_never_silent_for_half_a_minute_and_ends_the_study(monkeypatch):
+    """A trial that runs begins the wait anew."""
+    clock, said = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(search.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(search, "nodes_have", lambda needs: "The nodes have 1 CPU free.")
-    monkeypatch.setattr(search.Reservations, "states", lambda: found.states)
-    monkeypatch.setattr(search, "workers_of", lambda resources: found.workers)
-    return found
+    events = Events(
+        SimpleNamespace(trials={name: SimpleNamespace(name=name) for name in "abx"}),
+        SimpleNamespace(note=said.append),
+        Resources(1, EngineConfig(wait_seconds=60.0), 0.0, 0),
+    )
 
-
-class Watched:
-    """What looks after trials of two workers each, and what it has said."""
-
-    def __init__(self):
-        names = {name: SimpleNamespace(name=name) for name in "abcdx"}
-        engine = EngineConfig(name="ray", workers=2, wait_seconds=60.0)
-        self.notes = []
-        self.events = Events(
-            SimpleNamespace(trials=names),
-            SimpleNamespace(note=self.notes.append),
-            Resources(1, engine, 0.0, 0),
-        )
-
-    def step(self, waiting="", running=""):
-        pairs = [*((name, "PENDING") for name in waiting), *((one, "RUNNING") for one in running)]
+    def step(now, running=""):
+        clock.now = now
+        pairs = [("a", "PENDING"), ("b", "PENDING"), *((one, "RUNNING") for one in running)]
         trials = [SimpleNamespace(trial_id=name, status=status) for name, status in pairs]
-        self.events.on_step_begin(1, trials)
+        events.on_step_begin(1, trials)
 
-
-def test_a_wait_is_never_silent_for_half_a_minute_and_ends_the_study(clock):
-    watched = Watched()
-    for clock.now in (0.0, 10.0, 22.0, 40.0, 45.0):
-        watched.step("abcd")
-    assert [note.partition(" s")[0].rpartition(" ")[2] for note in watched.notes] == ["22", "45"]
-    for word in ("a, b, c and 1 more", "2 CPUs", "1 CPU free"):
-        assert word in watched.notes[0]
-
-    clock.now = 61.0
-    with pytest.raises(StudyStopped, match=r"wait_seconds") as stopped:
-        watched.step("abcd")
-    assert stopped.value.reason is not None
-
-
-def test_a_trial_that_runs_begins_the_wait_anew(clock):
-    watched = Watched()
-    for clock.now, running in ((0.0, ""), (3.0, "x"), (62.0, "")):
-        watched.step("a", running)
-
-
-def test_a_worker_that_starts_is_no_missing_resource(clock):
-    watched, clock.states = Watched(), {"CREATED"}
-    for clock.now in (0.0, 25.0):
-        watched.step("a")
-
-    assert ["CPUs that Ray has reserved" in note for note in watched.notes] == [True]
-
-
-@pytest.mark.parametrize(
-    ("states", "left", "waiting", "running"),
-    [({"RESCHEDULING"}, 2, "", "a"), ({"PENDING"}, 1, "a", "")],
-    ids=["a trial has lost a worker's node", "no node has the CPUs of a trial"],
-)
-def test_trials_begin_again_within_30_seconds_of_a_lost_node(clock, states, left, waiting, running):
-    watched = Watched()
-    watched.step(waiting, running)
-    clock.states, clock.workers = states, left
-
-    def wait():
-        for clock.now in np.arange(0.5, 30.5, 0.5):
-            watched.step(waiting, running)
-
-    with pytest.raises(StudyStopped) as stopped:
-        wait()
-
-    assert stopped.value.reason is None
-    assert "2 CPUs" in watched.notes[-1]
-    assert ("engine.workers=1" in watched.notes[-1]) == (left == 1)
-
-
-@pytest.mark.parametrize(
-    ("looks", "left", "running"),
-    [
-        ([(10.0, "CREATED"), (20.0, "CREATED"), (40.0, "CREATED")], 2, "a"),
-        ([(10.0, "PENDING"), (20.0, "PENDING"), (40.0, "PENDING")], 2, ""),
-        ([(10.0, "RESCHEDULING"), (16.0, "CREATED"), (30.0, "CREATED")], 2, "a"),
-    ],
-    ids=["they run", "they will run", "Ray has found another node"],
-)
-def test_trials_that_will_run_do_not_begin_again(clock, looks, left, running):
-    watched, clock.workers = Watched(), left
-    for clock.now, state in looks:
-        clock.states = {state}
-        watched.step("b", running)
+    for now, running in ((0, ""), (3, "x"), (62, "")):
+        step(now, running)
+    assert not said
+    for now in (72, 84, 102, 107):
+        step(now)
+    assert [note.partition(" s")[0].rpartition(" ")[2] for note in said] == ["22", "45"]
+    with pytest.raises(StudyStopped, match=r"engine\.wait_seconds"):
+        step(123)

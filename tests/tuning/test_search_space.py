@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides, from_values, read_file
-from flbench.core.errors import ConfigError, UserError
+from flbench.core.errors import ConfigError
 from flbench.tuning import library
 from flbench.tuning.library import fit, load
-from flbench.tuning.search_space import FORMS, Parameter, parse
+from flbench.tuning.search_space import Parameter, parse
 from tests.support import config_of
 from tests.tuning.support import NO_CLOCK, space_file, space_in, space_of
 
+ROOT = Path(__file__).resolve().parents[2]
 LR = "train.optimizer.lr: {loguniform: [0.001, 0.3]}"
-
 NESTED = (
     "train.optimizer.lr: {loguniform: [0.001, 0.3]}",
     "algorithm.share: {choice: [none, body, full]}",
@@ -31,16 +31,15 @@ ALL = space_of(
     "train.optimizer.lr: {loguniform: [0.001, 0.3]}",
     "algorithm.tau: {uniform: [0.1, 1]}",
     "algorithm.a: {int: [1, 3]}",
-    "algorithm.b: {int: [1, 64]}",
     "algorithm.c: {choice: [a, 3, 0.5, null, true]}",
     "algorithm.d: {fixed: x}",
 )
 
 
-def drawn(space, count, seed=0):
+def drawn(space, count):
     """Parameters that Optuna draws at random."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     return [space.suggest(study.ask()) for _ in range(count)]
 
 
@@ -65,18 +64,6 @@ def test_parameter_is_drawn_only_where_its_conditions_hold():
         assert ("algorithm.tau" in params) == (share == "body" and nesterov is True)
 
 
-def test_first_trial_has_the_defaults_also_outside_the_ranges():
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    defaults = {"train.optimizer.lr": 5.0, "algorithm.tau": 0.2, "algorithm.a": None}
-    study.enqueue_trial(ALL.inside(defaults))
-
-    first, second = study.ask(), study.ask()
-
-    assert ALL.suggest(first, defaults) == defaults
-    assert first.params == {"algorithm.tau": 0.2}
-    assert ALL.suggest(second, defaults).keys() == ALL.parameters.keys()
-
-
 def test_grid_is_the_product_of_ends_middles_and_choices_where_they_are_active():
     space = space_of(
         "train.optimizer.lr: {loguniform: [0.01, 1]}",
@@ -90,45 +77,27 @@ def test_grid_is_the_product_of_ends_middles_and_choices_where_they_are_active()
     assert found == [(lr, *rest) for lr in (0.01, 0.1, 1.0) for rest in middle]
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "holds"),
-    [
-        ("algorithm.tau", 1, True),
-        ("algorithm.tau", 1.1, False),
-        ("algorithm.tau", None, False),
-        ("algorithm.tau", True, False),
-        ("algorithm.tau", "0.5", False),
-        ("algorithm.tau", float("nan"), False),
-        ("algorithm.a", 3, True),
-        ("algorithm.a", 2.5, False),
-        ("algorithm.c", None, True),
-        ("algorithm.c", "b", False),
-    ],
-)
-def test_a_parameter_holds_its_values_alone(path, value, holds):
-    assert ALL.parameters[path].holds(value) is holds
-
-
-def test_values_in_words():
-    assert [parameter.values for parameter in ALL.parameters.values()] == [
-        "0.001 to 0.3, log",
-        "0.1 to 1",
-        "1 to 3",
-        "1 to 64",
-        "a, 3, 0.5, null, true",
-        "fixed: x",
-    ]
+def test_a_parameter_holds_its_values_alone():
+    for path, inside, outside in (
+        ("algorithm.tau", (1, 0.1), (1.1, None, True, "0.5", float("nan"))),
+        ("algorithm.a", (3,), (2.5, 4)),
+        ("algorithm.c", (None, 0.5), ("b",)),
+    ):
+        parameter = ALL.parameters[path]
+        assert [parameter.holds(value) for value in inside] == [True] * len(inside)
+        assert [parameter.holds(value) for value in outside] == [False] * len(outside)
 
 
 def test_position_on_the_axis():
     assert Parameter("x", 0.01, 100.0, log=True).position(1.0) == pytest.approx(0.5)
-    assert Parameter("x", 2.0, 4.0).position(2.5) == pytest.approx(0.25)
     assert Parameter("x", 2.0, 4.0).position(6.0) == pytest.approx(2.0)
     assert Parameter("x", choices=("a", "b")).position("b") == pytest.approx(0.75)
     assert Parameter("x", 0.01, 1.0, log=True).position(0.0) is None
     assert Parameter("x").position(None) is None
-    assert Parameter("x").position(float("nan")) is None
     assert Parameter("x", choices=("a", "b")).position("c") is None
+    # A longer axis shows all values.
+    assert Parameter("x", 0.1).extended([2.0, None, 0.5]) == Parameter("x", 0.1, 2.0)
+    assert Parameter("x", choices=("a",)).extended(["b", None]).choices == ("a", "b", None)
 
 
 @NO_CLOCK
@@ -138,35 +107,20 @@ def test_value_at_a_position_has_that_position(place):
         assert one.position(one.at(place)) == pytest.approx(place, abs=1e-5)
 
 
-def test_longer_axis_shows_all_values():
-    assert Parameter("x", 0.1).extended([2.0, None, 0.5]) == Parameter("x", 0.1, 2.0)
-    assert Parameter("x", 1, 4, whole=True).extended([1.5]).whole is False
-    assert Parameter("x", choices=("a",)).extended(["b", "b", None]).choices == ("a", "b", None)
-
-
-@pytest.mark.parametrize(
-    ("value", "end"),
-    [
-        (0.1, "low"),
-        (0.1 * 10 ** (0.049 * 2), "low"),  # two decades, 4.9 % of them from the end
-        (0.1 * 10 ** (0.051 * 2), None),
-        (10 / 10 ** (0.051 * 2), None),
-        (10 / 10 ** (0.049 * 2), "high"),
-        (20.0, "high"),
-        (None, None),
-    ],
-)
-def test_end_is_the_last_twentieth_of_the_range(value, end):
-    assert Parameter("x", 0.1, 10.0, log=True).end(value) == end
-
-
-def test_end_needs_three_values():
-    assert Parameter("x", 1, 3, whole=True).end(1) == "low"
-    assert Parameter("x", 1, 2, whole=True).end(1) is None
-    for choice, end in ((8, "low"), (32, "high"), (16, None)):
-        assert Parameter("x", choices=(16, 8, 32)).end(choice) == end
-    for choices in ((8, 16), (False, True, None), ("a", "b", "c")):
-        assert Parameter("x", choices=choices).end(choices[0]) is None
+def test_end_is_the_last_twentieth_of_a_range_or_the_last_of_three_numbers():
+    two_decades = Parameter("x", 0.1, 10.0, log=True)
+    for one, value, end in (
+        (two_decades, 0.1 * 10 ** (0.049 * 2), "low"),
+        (two_decades, 0.1 * 10 ** (0.051 * 2), None),
+        (two_decades, 20.0, "high"),
+        (two_decades, None, None),
+        (Parameter("x", 1, 3, whole=True), 1, "low"),
+        (Parameter("x", 1, 2, whole=True), 1, None),
+        (Parameter("x", choices=(16, 8, 32)), 32, "high"),
+        (Parameter("x", choices=(16, 8, 32)), 16, None),
+        (Parameter("x", choices=("a", "b", "c")), "a", None),
+    ):
+        assert one.end(value) == end
 
 
 def test_defaults_are_the_configurations_own_values_where_they_are_active():
@@ -201,7 +155,6 @@ def test_space_without_given_keys_keeps_what_their_values_allow(given_values, le
     conditions = [parameter.when for parameter in found.parameters.values()]
     whole = space.parameters["algorithm.tau"].when
     assert conditions == [whole if one is None else one for one in left]
-    assert space.without({}) == space
 
 
 def test_tree_reads_back_as_the_same_space():
@@ -215,35 +168,24 @@ def test_tree_reads_back_as_the_same_space():
 WRONG = [
     "algorithm.tau: {}",
     "algorithm.tau: {uniforn: [0, 1]}",
-    "algorithm.tau: 0.5",
     "algorithm.tau: {uniform: [0, 1], step: 2}",
-    "algorithm.tau: {uniform: [1]}",
     "algorithm.tau: {uniform: [0, many]}",
     "algorithm.tau: {uniform: [1, 0]}",
-    "algorithm.tau: {uniform: [1, 1]}",
     "algorithm.tau: {loguniform: [0, 1]}",
     "algorithm.tau: {int: [0, 2.5]}",
-    "algorithm.tau: {quniform: [0, 10, 5]}",
-    "algorithm.tau: {uniform: [0, 1], points: 5}",
-    "algorithm.tau: {uniform: [0, .inf]}",
-    "algorithm.tau: {int: [0, 2], log: true}",
     "algorithm.tau: {uniform: [0, 1], when: algorithm.share}",
-    "algorithm.tau: {int: [0, 1000000000000000000]}",
     "algorithm.tau: {choice: []}",
-    "algorithm.share: {choice: [body, full, body]}",
     "algorithm.tau: {choice: [[1, 2]]}",
     "algorithm.tau: {fixed: 1, when: {algorithm.share: full}}",
     "algorithm.tau: {fixed: 1, when: {train.optimizer.lr: 0.1}}",
     "data.name: {choice: [digits]}",
-    "seed: {int: [0, 5]}",
     "train: {optimizer: {lr: {fixed: 1}}}",
     "train.rounds: {int: [5, 20]}",
-    "algorithm.name: {choice: [fedavg, hfcd]}",
 ]
 
 
 @pytest.mark.parametrize("entry", WRONG)
-def test_wrong_entry_is_one_sentence_with_its_key_and_line(tmp_path, entry):
+def test_wrong_entry_is_one_line_with_its_key_and_place(tmp_path, entry):
     path = space_file(tmp_path, LR, entry)
     with pytest.raises(ConfigError) as caught:
         load(["hfcd"], path, rounds=10)
@@ -253,60 +195,35 @@ def test_wrong_entry_is_one_sentence_with_its_key_and_line(tmp_path, entry):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    ("entries", "said"),
-    [
-        (
-            [
-                "share: {choice: [none, body]}",
-                "x: {uniform: [0, 1], when: {algorithm.share: bodies}}",
-            ],
-            r"`algorithm.x` .*s.yaml:4.*'bodies'.*Did you mean `body`",
-        ),
-        (
-            ["a: {choice: [1, 2], when: {algorithm.b: 1}}", "b: {choice: [1, 2]}"],
-            r"`algorithm.a` .*s.yaml:3.* `algorithm.b`",
-        ),
-        (
-            [
-                "a: {choice: [1, 2]}",
-                "b: {choice: [1, 2], when: {algorithm.a: 1}}",
-                "c: {choice: [1, 2], when: {algorithm.b: 1, algorithm.a: 2}}",
-            ],
-            r"`algorithm.c` .*s.yaml:5",
-        ),
-    ],
-    ids=["a value that is not there", "a parameter below", "a contradiction"],
-)
-def test_condition_that_cannot_hold_is_refused(tmp_path, entries, said):
-    with pytest.raises(ConfigError, match=said):
-        space_in(tmp_path, *(f"algorithm.{entry}" for entry in entries))
+def test_conditions_that_contradict_each_other_are_refused(tmp_path):
+    entries = (
+        "algorithm.a: {choice: [1, 2]}",
+        "algorithm.b: {choice: [1, 2], when: {algorithm.a: 1}}",
+        "algorithm.c: {choice: [1, 2], when: {algorithm.b: 1, algorithm.a: 2}}",
+    )
+    with pytest.raises(ConfigError, match=r"`algorithm.c` .*s.yaml:5"):
+        space_in(tmp_path, *entries)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "named"),
     [
         ("space: {algorithm.tau: {fixed: 1}}\n", "`method`"),
-        ("method: hfcd\n", "`space`"),
         ("method: hfcd\nspace: []\n", "`space`"),
         ("method: hfcdd\nspace: {algorithm.tau: {fixed: 1}}\n", "hfcdd"),
         ("methods: hfcd\nspace: {algorithm.tau: {fixed: 1}}\n", "`methods`"),
-        ("method: hfcd\nspace:\n  a: 1\n  a: 2\n", "s.yaml:4: the key `space.a`"),
-        ("method: hfcd\nspace: [1\n", "s.yaml:3"),
-        (
-            "method: hfcd\nspace: {algorithm.tau: {fixed: !!python/name:os.system ''}}\n",
-            "s.yaml:2",
-        ),
+        ("method: fedavg\nspace: {train.optimizer.lr: {fixed: 1}}\n", "fedavg"),
+        ("method: hfcd\nspace: {algorithm.tau: {fixed: !!python/name:os.system ''}}\n", ".yaml:2"),
     ],
 )
-def test_wrong_file_is_an_error(tmp_path, content, said):
-    path = tmp_path / "s.yaml"
+def test_wrong_file_is_an_error(tmp_path, content, named):
+    path = tmp_path / "hfcd.yaml"
     path.write_text(content)
+    for given_path in (path, tmp_path):  # a file, and a folder of files
+        with pytest.raises(ConfigError) as caught:
+            load(["hfcd"], given_path, rounds=10)
 
-    with pytest.raises(ConfigError) as caught:
-        load(["hfcd"], path, rounds=10)
-
-    assert said in str(caught.value)
+        assert named in str(caught.value)
 
 
 @pytest.mark.parametrize(("rounds", "ends"), [(15, (2, 9)), (200, (20, 120)), (1, (0, 1))])
@@ -316,62 +233,21 @@ def test_an_end_may_be_a_share_of_the_rounds(tmp_path, rounds, ends):
     space = space_in(tmp_path, entry, method="fedcpmd", rounds=rounds)
 
     parameter = space.parameters["algorithm.k_p"]
-    assert parameter.whole
-    assert (parameter.low, parameter.high) == ends
-
-
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-LEAVES |= st.sampled_from(["0.5 rounds", "1e-3", "1e999", "algorithm.tau", 10**400, -1, 1, 2, 3])
-VALUES = st.recursive(
-    LEAVES,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(["algorithm.tau", "algorithm.x", "int"]), inner, max_size=2
-        )
-    ),
-    max_leaves=6,
-)
-KEYS = st.sampled_from([*FORMS, *FORMS, "when", "points", "log", "junk"])
-ENTRIES = st.dictionaries(KEYS, VALUES, min_size=1, max_size=3) | VALUES
-PATHS = st.sampled_from(["algorithm.tau", "algorithm.x", "train.clip", "train", "", ".", "data.a"])
-
-
-@pytest.mark.full
-@NO_CLOCK
-@given(st.dictionaries(PATHS, ENTRIES, max_size=3) | VALUES)
-def test_any_tree_is_a_space_or_an_error_of_the_user(entries):
-    try:
-        space = parse({"method": "hfcd", "space": entries}, {}, "test", rounds=10)
-    except ConfigError:
-        return
-    params = space.assign(lambda parameter: parameter.grid()[0])
-    assert space.inside(params) == params
-
-
-@pytest.mark.parametrize("tree", [{}, {"space": 3}, {"space": {"algorithm.tau": {"int": "all"}}}])
-def test_damaged_record_of_a_study_is_named(tree):
-    with pytest.raises(UserError, match=r"study\.json"):
-        parse(tree, {}, "study.json")
+    assert (parameter.whole, parameter.low, parameter.high) == (True, *ends)
 
 
 def base(method: str = "hfcd", *overrides: str) -> list[Layer]:
     return [from_overrides(overrides), Layer({"algorithm": {"name": method}})]
 
 
-def test_key_of_the_command_line_is_not_searched():
+def test_key_of_the_command_line_is_not_searched_and_one_of_a_file_is():
     space = space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}", "algorithm.gamma: {uniform: [1, 2]}")
+    file = Layer({"algorithm": {"name": "hfcd", "tau": 0.3}}, {"algorithm.tau": "my.yaml:2"})
 
     found, notes = fit(space, base("hfcd", "algorithm.tau=0.3", "train.rounds=7"))
 
     assert list(found.parameters) == ["train.optimizer.lr", "algorithm.gamma"]
-    assert notes == ["hfcd: `algorithm.tau` is 0.3 (command line), not searched."]
-
-
-def test_key_of_a_configuration_file_is_searched():
-    space = space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}")
-    file = Layer({"algorithm": {"name": "hfcd", "tau": 0.3}}, {"algorithm.tau": "my.yaml:2"})
-
+    assert len(notes) == 1
     assert fit(space, [file]) == (space, [])
 
 
@@ -383,41 +259,33 @@ def test_condition_on_a_key_of_the_command_line_is_settled():
         method="dfedavg",
     )
 
-    ring, notes = fit(space, base("dfedavg", "algorithm.topology=ring"))
+    ring, _ = fit(space, base("dfedavg", "algorithm.topology=ring"))
     random, _ = fit(space, base("dfedavg", "algorithm.topology=random"))
 
     assert list(ring.parameters) == ["train.optimizer.lr"]
-    assert "`algorithm.neighbours` is not searched" in notes[1]
     assert random.parameters["algorithm.neighbours"].when == {}
 
 
-@pytest.mark.parametrize("entries", [(LR,), (LR, "algorithm.share: {fixed: body}")])
-def test_nothing_left_to_search_is_an_error(entries):
-    with pytest.raises(
-        ConfigError, match=r"no parameter of `hfcd` is left to search.*optimizer.lr\)"
-    ):
-        fit(space_of(*entries), base("hfcd", "train.optimizer.lr=0.1"))
+def test_nothing_left_to_search_is_an_error():
+    space = space_of(LR, "algorithm.share: {fixed: body}")
+    with pytest.raises(ConfigError, match=r"`hfcd`.*train\.optimizer\.lr"):
+        fit(space, base("hfcd", "train.optimizer.lr=0.1"))
 
 
-REFUSED = {
-    "low end": ("hfcd", "algorithm.tau: {uniform: [0, 1]}"),
-    "high end": ("hfcd", "algorithm.alpha: {uniform: [0.5, 1.5]}"),
-    "a choice": ("hfcd", "algorithm.share: {choice: [none, ful]}"),
-    "fixed": ("hfcd", "algorithm.gamma: {fixed: -1}"),
-    "word for number": ("hfcd", "algorithm.tau: {choice: [0.1, low]}"),
-    "fractions of a count": ("ifca", "algorithm.clusters: {uniform: [1, 4]}"),
-    "number for word": ("hfcd", "algorithm.share: {int: [0, 2]}"),
-    "other method's key": ("hfcd", "algorithm.mu: {uniform: [0.1, 1]}"),
-    "section": ("hfcd", "train.optimizer: {choice: [sgd, adam]}"),
-    "quoted number": ("hfcd", "algorithm.tau: {choice: ['0.1', '0.2']}"),
-    "contradiction": ("hfcd", "train.optimizer.nesterov: {choice: [true]}"),
-    "in the middle": ("fedpc", "algorithm.groups: {loguniform: [1, 8]}"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_error_about_a_refused_value_names_key_file_and_line(tmp_path, case):
-    method, entry = REFUSED[case]
+@pytest.mark.parametrize(
+    ("method", "entry"),
+    [
+        ("hfcd", "algorithm.tau: {uniform: [0, 1]}"),  # its low end
+        ("hfcd", "algorithm.alpha: {uniform: [0.5, 1.5]}"),  # its high end
+        ("hfcd", "algorithm.share: {choice: [none, ful]}"),
+        ("ifca", "algorithm.clusters: {uniform: [1, 4]}"),  # fractions of a count
+        ("hfcd", "algorithm.mu: {uniform: [0.1, 1]}"),  # the key of another method
+        ("hfcd", "algorithm.tau: {choice: ['0.1', '0.2']}"),  # read as numbers
+        ("hfcd", "train.optimizer.nesterov: {choice: [true]}"),  # needs momentum
+        ("fedpc", "algorithm.groups: {loguniform: [1, 8]}"),  # between its ends
+    ],
+)
+def test_error_about_a_refused_value_names_key_file_and_line(tmp_path, method, entry):
     space = space_in(tmp_path, LR, entry, method=method)
     with pytest.raises(ConfigError) as caught:
         fit(space, base(method))
@@ -435,8 +303,7 @@ def test_conditional_value_is_tried_where_it_is_active(tmp_path):
 
     found, notes = fit(space_in(tmp_path, *entries), base())
 
-    assert len(found.parameters) == 3
-    assert notes == []
+    assert (len(found.parameters), notes) == (3, [])
 
 
 def test_parameters_of_a_loss_term_are_searched():
@@ -448,11 +315,10 @@ def test_parameters_of_a_loss_term_are_searched():
     )
     layers = base("fedavg", "train.terms=[{name: focal, weight: 2}]")
 
-    found, notes = fit(space, layers)
+    found, _ = fit(space, layers)
 
-    assert (list(found.parameters), notes) == (list(space.parameters), [])
-    config = resolve(layers)[0]
-    assert found.defaults(config)["train.terms.0.weight"] == 2
+    assert found == space
+    assert found.defaults(resolve(layers)[0])["train.terms.0.weight"] == 2
     drawn = from_values({"train.terms.0.weight": 1.0, "train.terms.0.gamma": 2.0}, "trial")
     [term] = resolve([*layers, drawn])[0].train.terms
     assert (term.name, term.weight, term.gamma) == ("focal", 1.0, 2.0)
@@ -473,38 +339,15 @@ def test_argument_of_the_users_net_is_searched_over_a_configuration_without_argu
     assert space.defaults(resolve(layers)[0]) == {path: 16}
 
 
-ROOT = Path(__file__).resolve().parents[2]
+def test_methods_that_a_file_or_a_folder_does_not_name_take_the_built_in_space(tmp_path):
+    path = space_file(tmp_path, LR, name="hfcd.yaml")
 
+    for given_path in (path, tmp_path):
+        spaces = load(["fedavg", "hfcd"], given_path, rounds=10)
 
-def test_file_is_for_the_method_that_it_names_and_others_take_the_built_in_one(tmp_path):
-    path = space_file(tmp_path, LR)
-
-    spaces = library.load(["fedavg", "hfcd"], path, rounds=10)
-
-    assert list(spaces) == ["fedavg", "hfcd"]
-    assert (spaces["fedavg"].source, spaces["hfcd"].source) == ("built in", str(path))
-    assert spaces["hfcd"].parameters["train.optimizer.lr"].place == f"{path}:3"
-
-
-def test_file_for_a_method_that_is_not_searched_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"s\.yaml.*hfcd.*fedavg"):
-        library.load(["fedavg"], space_file(tmp_path, LR), rounds=10)
-
-
-def test_folder_may_hold_some_of_the_methods(tmp_path):
-    space_file(tmp_path, LR, name="hfcd.yaml")
-
-    spaces = library.load(["hfcd", "fedavg"], tmp_path, rounds=10)
-
-    assert spaces["hfcd"].source == str(tmp_path / "hfcd.yaml")
-    assert spaces["fedavg"] == library.built_in("fedavg", rounds=10)
-
-
-def test_file_of_a_folder_must_be_of_its_method(tmp_path):
-    space_file(tmp_path, LR, method="fedavg", name="hfcd.yaml")
-
-    with pytest.raises(ConfigError, match=r"hfcd\.yaml.*`fedavg`"):
-        library.load(["hfcd"], tmp_path, rounds=10)
+        assert list(spaces) == ["fedavg", "hfcd"]
+        assert spaces["fedavg"] == library.built_in("fedavg", rounds=10)
+        assert spaces["hfcd"].source == str(path)
 
 
 def test_tune_is_the_folder_of_the_package_and_is_installed():

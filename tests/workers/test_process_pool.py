@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 
 from flbench.core import startup
-from flbench.jobs.job import Job
-from flbench.jobs.launchers.attempts import Attempts
 from flbench.workers import nesting
 from flbench.workers.pool import CouldNotBeginError
 from flbench.workers.process_pool import ProcessPool, SharedArray
-from tests.support import SMALL, config_of
 
 
 class Elsewhere:
@@ -151,16 +148,3 @@ def is_running(process):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_a_job_is_begun_again_as_often_as_the_user_allows():
-    told = []
-    config = config_of(*SMALL)
-    job = Job("a", "ft", "", "", 0, config, {})
-    attempts = Attempts(1, told.append)
-
-    assert attempts.after_loss(job, "It died.") is None
-    assert told == [f"{job.title}: It died. It is started again."]
-    ended = attempts.after_loss(job, "It died.")
-    assert ended is not None
-    assert ended.reason == "It died. This happened 2 times."
