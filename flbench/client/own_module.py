@@ -208,11 +208,7 @@ class OwnModule(ClientModule):
                 self._own[name].copy_(self.leaves[name])
 
     def _train_by(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the user's optimizer train the leaves of the phase.
-
-        Args:
-            optimizer: The optimizer of the module's parameters.
-        """
+        """Let the user's optimizer train the leaves of the phase."""
         self._wanted = {name: leaf for name, leaf in self.leaves.items() if self.phase.trains(name)}
         wanted = {id(leaf) for leaf in self._wanted.values()}
         for parameter in self.net.parameters():

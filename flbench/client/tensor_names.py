@@ -41,12 +41,7 @@ def naming(
 
 
 def untrained(phase: Phase, leaves: Collection[str]) -> UnknownNameError:
-    """Return the error for a phase that trains nothing that the client has.
-
-    Args:
-        phase: The phase.
-        leaves: Names of the client's tensors.
-    """
+    """Return the error for a phase that trains nothing that the client has."""
     names = [phase.train] if isinstance(phase.train, str) else sorted(phase.train)
     hint = did_you_mean(names[0], leaves) if names else ""
     return UnknownNameError(

@@ -10,9 +10,6 @@ from pydantic import BaseModel
 def type_name(kind: Any) -> str:
     """Return the type of a key in the words of YAML.
 
-    Args:
-        kind: Annotation of its field.
-
     >>> type_name(tuple[float, float] | None)
     'list of 2: number or null'
     >>> type_name(dict[str, bool | int | list[bool | int]])
@@ -43,9 +40,6 @@ def type_name(kind: Any) -> str:
 
 def choices_of(kind: Any) -> list[Any]:
     """Return all values of a key that is on/off or a choice; none of any other key.
-
-    Args:
-        kind: Annotation of its field.
 
     >>> choices_of(bool | Literal["auto"] | None)
     [True, False, 'auto', None]

@@ -40,9 +40,6 @@ def as_data(layers: Sequence[Layer]) -> Config:
     and terms are taken as they are written; keys of flbench that do not exist any more are left
     out. Nothing can be built from the result: `resolve_written` makes a configuration for that.
 
-    Args:
-        layers: The layers, in ascending priority.
-
     Raises:
         ConfigError: Keys of flbench itself are wrong.
     """
@@ -56,10 +53,6 @@ def read(path: Path) -> Config:
 
 def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
     """Check a configuration that flbench has written, with the code that it names.
-
-    Args:
-        path: The file.
-        above: Layers with a higher priority.
 
     Returns:
         See `resolve`.

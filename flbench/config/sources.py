@@ -115,9 +115,6 @@ def from_file(path: Path) -> Layer:
 def read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a YAML file of plain values; see `flbench.core.plain_yaml`.
 
-    Args:
-        path: The file.
-
     Returns:
         The values as nested dicts, and the file and line of each key by its dotted path.
 
@@ -232,9 +229,6 @@ def merge(layers: Sequence[Layer]) -> Layer:
     section are dropped, because they belong to the method or net that is no longer selected. A key
     such as `train.terms.0.weight` overrides a value of an element of a list.
 
-    Args:
-        layers: The layers, in ascending priority.
-
     Raises:
         ConfigError: A list has no such element.
     """
@@ -337,10 +331,6 @@ def leaves(
 
 def value_at(tree: Mapping[str, Any], path: str) -> Any:
     """Return the value at a dotted path, whose numbers are indices of lists.
-
-    Args:
-        tree: Nested dicts and lists.
-        path: The dotted path.
 
     Raises:
         LookupError: There is no such value.

@@ -74,10 +74,6 @@ def named_code(*trees: Any) -> dict[str, str]:
 def check(file: Path, *trees: Any) -> None:
     """Check that the code that a file names may run, before it is imported.
 
-    Args:
-        file: The file.
-        trees: What the file contains.
-
     Raises:
         ConfigError: The file, or code that it names, is not on the list, or others can change it,
             and the user has not allowed the code to run.

@@ -32,13 +32,7 @@ BY_NAME: Final = {AlgorithmConfig: method_class, ModelConfig: net_class, TermCon
 
 
 def sentences(error: ValidationError, layer: Layer, tree: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each wrong key.
-
-    Args:
-        error: pydantic's errors.
-        layer: All values.
-        tree: The same as nested dicts.
-    """
+    """Return a sentence for each wrong key."""
     found: dict[str, list[Any]] = {}
     for item in error.errors():
         found.setdefault(_key(item, tree), []).append(item)

@@ -25,9 +25,6 @@ MOST_VALUES: Final = 2_000_000
 def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file whose top level is an object.
 
-    Args:
-        path: The file.
-
     Returns:
         The object's keys and values; an empty dict if the file does not exist.
 
@@ -73,9 +70,6 @@ def as_data_error(path: Path) -> Iterator[None]:
     Covers files that cannot be read, content that cannot be parsed, and keys that are missing in
     what was parsed. The block must not call anything else that raises such errors (MLflow, for
     example): they would be blamed on the file.
-
-    Args:
-        path: The file that the block reads.
 
     Raises:
         DataError: The block raised one of these errors.

@@ -106,10 +106,6 @@ def shortened(text: str, length: int = MAX_MESSAGE) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the hint " Did you mean `x`?", or "" if no known name is similar.
 
-    Args:
-        name: The unknown name.
-        known: The names that exist.
-
     >>> did_you_mean("fedagv", ["fedavg", "fedprox"])
     ' Did you mean `fedavg`?'
     """

@@ -30,9 +30,6 @@ def is_text(text: str) -> bool:
     It must contain neither NUL nor a surrogate, by which Python stands for a byte of a file's name
     or of an argument that is not UTF-8.
 
-    Args:
-        text: The text.
-
     >>> is_text("Ünï"), is_text("\udcff"), is_text("\0")
     (True, False, False)
     """
@@ -139,11 +136,7 @@ def read_text(path: Path, limit: int = LARGEST) -> str:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file atomically: write to `NAME.part` beside it, sync, and rename.
-
-    Args:
-        path: The file; its folder must exist.
-        content: The new content.
+    """Write a file atomically, in a folder that exists: to `NAME.part`, synced, and renamed.
 
     Raises:
         OSError: The file cannot be written. Its old content is unchanged.

@@ -35,9 +35,6 @@ class TokenShape(tuple[int, ...]):
 def described(shape: tuple[int, ...]) -> str:
     """Return what samples of a shape are, for messages.
 
-    Args:
-        shape: Shape of one sample.
-
     >>> described((9, 128)), described((13,))
     ('series [channels, length] of the shape [9, 128]', 'tables with 13 columns')
     """

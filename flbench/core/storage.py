@@ -56,9 +56,6 @@ class Storage:
         memory. The files are unlinked at once, so that none remains when the process ends, even by
         a crash.
 
-        Args:
-            layout: Shape and type of each tensor.
-
         Raises:
             RunError: There is not enough memory, or the file system has not enough space.
         """

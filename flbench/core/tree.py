@@ -125,12 +125,7 @@ def where_masked(mask: Tensor, value: Tensor, other: Tensor) -> Tensor:
 
 
 def repeat(tree: Tree, clients: int) -> Tree:
-    """Repeat every leaf [...] along a new leading axis: views [N, ...] that share its memory.
-
-    Args:
-        tree: The leaves.
-        clients: Length N of the new axis.
-    """
+    """Repeat every leaf [...] along a new leading axis: views [N, ...] that share its memory."""
     return {name: value.expand(clients, *value.shape) for name, value in tree.items()}
 
 

@@ -67,11 +67,7 @@ Correct the function.
 
 @contextmanager
 def placed(place: Callable[[], str]) -> Iterator[None]:
-    """Return a context manager that adds a place, such as `client 3 in round 7`, to exceptions.
-
-    Args:
-        place: Function that returns the place.
-    """
+    """Return a context manager that adds a place, such as `client 3 in round 7`, to exceptions."""
     try:
         yield
     except Exception as error:
@@ -94,9 +90,6 @@ def note_of(warning: Warning | str, file: str, line: int) -> str:
 def user_line(error: Exception) -> str:
     """Return the innermost line of the user's code in a traceback, such as ` (/me/nets.py:12)`.
 
-    Args:
-        error: The exception.
-
     Returns:
         The line; "" if no code outside of flbench and installed packages takes part.
     """
@@ -112,9 +105,6 @@ def is_raised_by_user(error: Exception) -> bool:
     A function that does not take the arguments which flbench gives it counts too: Python raises the
     exception where it is called. So does an exception of PyTorch while it computes gradients, whose
     cause is an operation of the forward pass.
-
-    Args:
-        error: The exception.
     """
     is_refused_call = isinstance(error, TypeError) and REFUSED_CALL.search(str(error)) is not None
     last = traceback.extract_tb(error.__traceback__)[-1:]

@@ -8,11 +8,6 @@ from pathlib import Path
 def listed(names: Iterable[str], most: int, between: str = ", ") -> str:
     """Return the first of some names as a text, for a message.
 
-    Args:
-        names: The names.
-        most: How many of them are shown.
-        between: What stands between two names.
-
     >>> listed("abc", 3), listed("abcde", 3)
     ('a, b, c', 'a, b, c and 2 more')
     """

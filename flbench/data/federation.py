@@ -150,11 +150,6 @@ class Federation:
         test set, which is the same for all clients, a limit selects a sample stratified by class
         for each seed.
 
-        Args:
-            which: Selection of the client's samples.
-            client: Id of the client.
-            draw: Random streams of the round.
-
         Returns:
             Rows [n] int64.
         """

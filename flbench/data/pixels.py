@@ -22,10 +22,6 @@ def has_other_units(found: tuple[float, float], known: tuple[float, float]) -> b
     width, or if the largest absolute values differ by a factor of 100. Images of zeros have any
     units.
 
-    Args:
-        found: Range of the images.
-        known: Range of the known ones.
-
     >>> has_other_units((0, 255), (0, 1)), has_other_units((0, 1), (0, 250))
     (True, True)
     >>> has_other_units((-0.1, 1.1), (0, 1)), has_other_units((0, 3), (0, 250))

@@ -102,11 +102,6 @@ def dirichlet(alpha: float, n: int, rng: np.random.Generator) -> NDArray[np.floa
     12 digits, so that differences between machines in the last bits of log and exp do not decide
     which client gets a sample.
 
-    Args:
-        alpha: Concentration.
-        n: Number of shares.
-        rng: Random generator.
-
     Returns:
         Shares [n] float64 that sum to 1, up to rounding.
     """

@@ -137,12 +137,7 @@ class ClientRun:
         )
 
     def _why_failed(self, leaves: Tree, total: Tensor) -> str | None:
-        """Return a sentence that names the first value that is not finite; None if all are.
-
-        Args:
-            leaves: The leaves to check.
-            total: The sum of the training losses.
-        """
+        """Return a sentence that names the first value that is not finite; None if all are."""
         if self.steps and not total.isfinite():
             return "its training loss is not finite"
         if is_finite(leaves):

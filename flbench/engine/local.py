@@ -46,11 +46,7 @@ of the memory, see `engine.vectorized`."""
 
 
 def worker_bytes(net: nn.Module) -> int:
-    """Return the bytes of memory that a worker needs and shares with no other process.
-
-    Args:
-        net: The net of a client.
-    """
+    """Return the bytes of memory that a worker needs and shares with no other process."""
     return WORKER_BYTES + COPIES * nbytes(net_leaves(net))
 
 

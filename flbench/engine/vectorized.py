@@ -116,13 +116,7 @@ class VectorizedEngine(Engine):
 
 
 def _run(program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
-    """Run a local program for one block of clients; see `Engine.run`.
-
-    Args:
-        program: The local program.
-        stack: The clients.
-        observe: Steps after the program.
-    """
+    """Run a local program for one block of clients; see `Engine.run`."""
     for step in program.steps:
         with naming(step, program, stack.leaves.names, stack.ctx.names):
             _execute(stack, step)

@@ -203,9 +203,6 @@ class Experiment:
 
         Metrics in the folder that are newer than the checkpoint are removed.
 
-        Args:
-            folder: The run folder.
-
         Returns:
             The state of the checkpoint, and what else it stores. If there is no checkpoint: the
             state before the first round, and nothing else.
@@ -542,9 +539,6 @@ def _judge(
 
 def load_federation(config: Config) -> Federation:
     """Load the data set and distribute its samples to clients.
-
-    Args:
-        config: Configuration of the experiment.
 
     Raises:
         UserError: The data set cannot be read, or the partition cannot be made from it.

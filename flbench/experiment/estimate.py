@@ -81,9 +81,6 @@ def measure(experiment: Experiment) -> Estimate:
     """Train a round of each stage and evaluate clients; multiply by the numbers of the run.
 
     The tensors of the clients that are measured are copied, not those of all clients.
-
-    Args:
-        experiment: The experiment.
     """
     config, algorithm, engine = experiment.config, experiment.algorithm, experiment.engine
     setting = algorithm.setting

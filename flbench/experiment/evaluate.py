@@ -164,10 +164,6 @@ class Evaluator:
     def predictions(self, state: State, settings: RoundSettings) -> Iterator[tuple[int, Tensor]]:
         """Yield the predictions of every client's model on the client's test part.
 
-        Args:
-            state: State after a round.
-            settings: Settings of that round.
-
         Yields:
             The client's id and the predicted classes [n_test] int64, in the order of the part's
             rows. Clients without test samples are left out.

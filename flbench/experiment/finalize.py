@@ -23,11 +23,6 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
 
     The summary is written last: a folder with a summary is finished.
 
-    Args:
-        experiment: The experiment.
-        loop: Loop that ran its rounds.
-        state: State after the last round.
-
     Returns:
         The content of summary.json.
 

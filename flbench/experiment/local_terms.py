@@ -88,9 +88,6 @@ class LocalTerms:
 def make(entries: Sequence[TermConfig]) -> tuple[LocalTerms, list[str | None]]:
     """Return the terms of `train.terms`, and the SHA-256 of the user's, None for flbench's.
 
-    Args:
-        entries: The entries, at least one.
-
     Raises:
         ConfigError: A function of the user is not there, has changed since the run began, or cannot
             be called.
@@ -118,12 +115,7 @@ def make(entries: Sequence[TermConfig]) -> tuple[LocalTerms, list[str | None]]:
 
 
 def check_method(algorithm: Algorithm, start: State) -> None:
-    """Raise a ConfigError if no training phase of a method has a cross entropy.
-
-    Args:
-        algorithm: The method, with the terms.
-        start: State before the first round.
-    """
+    """Raise a ConfigError if no training phase of a method has a cross entropy."""
     for number in range(len(algorithm.stages())):
         program = algorithm.local_program(replace(start, stage=number, clients={}))
         phases = [step for step in program.steps if isinstance(step, Phase)]

@@ -278,9 +278,6 @@ class FederatedLoop:
         """Evaluate and save the state after a round, as far as that is due.
 
         If a callback has asked for it, the run stops after this round; then both are due.
-
-        Args:
-            interrupts: Handler of signals.
         """
         number = self.state.round
         self._stop_if_asked()

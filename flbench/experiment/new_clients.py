@@ -240,11 +240,7 @@ class NewClients:
         return RoundSettings(self.algorithm.setting.train, self._draw)
 
     def _join(self, state: State) -> Joined:
-        """Do at the new clients what the method's `join` says; write their rows in place.
-
-        Args:
-            state: State with rows for all clients.
-        """
+        """Do at the new clients what the method's `join` says; write their rows in place."""
         ids = torch.arange(self._trained, self.experiment.federation.clients)
         last = self._of_training(state)
         seen = visible_to_server(state, self.algorithm.program(replace(last, clients={})))

@@ -1,36 +1,24 @@
 """Notes on consequences of a configuration that a user might not expect."""
 
-from typing import Final
-
 from torch import nn
 
 from flbench.algorithms.base import Algorithm
 from flbench.config.schema import SCHEME_KEYS, Config, ModelConfig, OwnModelConfig, PartitionConfig
-from flbench.core.wording import listed
 from flbench.data.federation import Federation
 from flbench.models import freezing
-
-SHOWN: Final = 8  # layers that a note lists
 
 
 def configuration_notes(
     config: Config, federation: Federation, net: nn.Module, algorithm: Algorithm
 ) -> list[str]:
-    """Return notes, one sentence each, to show before a run starts.
-
-    Args:
-        config: Configuration of the run.
-        federation: Samples of the run.
-        net: The net.
-        algorithm: The method.
-    """
+    """Return notes, one sentence each, to show before a run starts."""
     notes = []
     has_frozen = bool(freezing.of(net).parameters)
     if isinstance(config.model, OwnModelConfig) or config.model.weights is not None or has_frozen:
         from flbench.models import own
 
         notes += own.notes(net)
-    notes += _about_lora(config.model, net)
+    notes += _about_lora(config.model)
     if has_frozen and _is_random(config.model):
         key = "model.freeze" if config.model.lora.rank is None else "model.lora"
         notes.append(
@@ -71,21 +59,12 @@ def _about_partition(config: PartitionConfig, federation: Federation) -> list[st
     ]
 
 
-def _about_lora(config: ModelConfig, net: nn.Module) -> list[str]:
-    """Return notes on the layers that have adapters, or on keys of `model.lora` without effect."""
-    if config.lora.rank is None:
-        return [
-            f"model.lora.{key} has no effect without model.lora.rank, for example 8."
-            for key, field in type(config.lora).model_fields.items()
-            if getattr(config.lora, key) != field.default
-        ]
-    from flbench.models.freezing import in_net_of_user
-
-    places = (name for name, _ in net.named_modules() if name.endswith(".base_layer"))
-    adapted = [in_net_of_user(net, name.removesuffix(".base_layer")) for name in places]
+def _about_lora(config: ModelConfig) -> list[str]:
+    """Return notes on keys of `model.lora` that have no effect without a rank."""
     return [
-        f"model: {len(adapted)} layers have adapters of rank {config.lora.rank}"
-        f" ({listed(adapted, SHOWN)}); `model.lora.targets` chooses others."
+        f"model.lora.{key} has no effect without model.lora.rank, for example 8."
+        for key, field in type(config.lora).model_fields.items()
+        if config.lora.rank is None and getattr(config.lora, key) != field.default
     ]
 
 

@@ -147,10 +147,6 @@ def _name(thing: object) -> str:
 def recorded(net: nn.Module, config: Config) -> dict[str, Any]:
     """Return the `optimizer` (class and arguments) and the `hyperparameters` of a module.
 
-    Args:
-        net: A net that has been trained.
-        config: Configuration of the run.
-
     Raises:
         ConfigError: The module has a scheduler, and there is one of the rounds as well.
     """
@@ -172,10 +168,6 @@ def refuse_further_values(net: nn.Module, extras: Sequence[str | int]) -> None:
     """Let a net refuse calls of `forward` with further values of the batch, such as a mask.
 
     Evaluations call `forward` with the samples alone.
-
-    Args:
-        net: The net, which is changed.
-        extras: Keys of the further values.
 
     Raises:
         ConfigError: An argument of `forward` has the name of one of the values.

@@ -245,11 +245,6 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     `clients`, `participation_count`, `steps` and `stale` of the state are written in place. If all
     clients of the round diverged, only the round number changes.
 
-    Args:
-        algorithm: The method.
-        state: State before the round.
-        trained: Results of the cohort.
-
     Raises:
         UnknownNameError: A hook reads a tensor that the server does not have.
     """
@@ -316,12 +311,7 @@ def visible_to_server(state: State, program: LocalProgram) -> State:
 
 
 def programs(algorithm: Algorithm, start: State) -> Iterator[tuple[str, LocalProgram]]:
-    """Yield the local programs of a method with what they belong to: stages and deployments.
-
-    Args:
-        algorithm: The method.
-        start: State before the first round.
-    """
+    """Yield the local programs of a method with what they belong to: stages and deployments."""
     found = [
         (
             f"the stage `{stage.name}`",

@@ -53,10 +53,6 @@ class ClientRows:
 
         If the files would have more than twice the rows that count, all rows are written anew.
 
-        Args:
-            folder: Folder of the checkpoints.
-            state: State to save.
-
         Raises:
             OSError: A file cannot be written. Those that were written are named by no checkpoint.
         """
@@ -125,12 +121,7 @@ def read(
 
 
 def write_tensors(path: Path, tensors: Tree, metadata: dict[str, str]) -> None:
-    """Write a safetensors file atomically: beside it, synced, and renamed.
-
-    Args:
-        path: The file.
-        tensors: Tensors that share no memory.
-        metadata: Texts that are stored with them.
+    """Write tensors, which share no memory, to a file atomically: beside it, synced, renamed.
 
     Raises:
         OSError: The file cannot be written. Its old content is unchanged.

@@ -83,9 +83,6 @@ class Smoke:
     def check(self, config: Config) -> nn.Module:
         """Execute a smoke round twice, and once with net and method made anew.
 
-        Args:
-            config: Configuration of the run.
-
         Returns:
             A copy of the net, which has been trained.
 
@@ -235,11 +232,6 @@ class Smoke:
 
     def _models(self, engine: Engine, state: State, program: LocalProgram) -> Iterator[Tree]:
         """Yield what the deployed models are and predict, as in an evaluation.
-
-        Args:
-            engine: The engine.
-            state: State after the last stage.
-            program: Program of the last stage.
 
         Raises:
             UnknownNameError: A model reads a tensor that nothing writes.

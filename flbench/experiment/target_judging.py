@@ -94,11 +94,6 @@ def make(config: Config, net: LightningNet, federation: Federation) -> TargetJud
 
     The metrics are tried on the smallest part of a client.
 
-    Args:
-        config: Configuration of the run.
-        net: The net.
-        federation: Samples of the run.
-
     Raises:
         ConfigError: A key is for classes. Or a metric is not there, has changed since the run
             began, cannot be computed, or does not say whether larger values are better.

@@ -341,9 +341,6 @@ def net_leaves(net: nn.Module) -> Tree:
 
     They are ordered layer by layer, the parameters of a layer before its buffers. A tensor that
     several layers share (tied weights) has the name that the first of them gives it.
-
-    Args:
-        net: The net.
     """
     tree: Tree = {}
     seen: set[int] = set()
@@ -375,13 +372,7 @@ def image_shape(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
 
 
 def unlike(name: str, taken: str, shape: tuple[int, ...]) -> ConfigError:
-    """Return the error for a net that takes other samples than the data have.
-
-    Args:
-        name: Name of the net.
-        taken: What the net takes.
-        shape: Shape of one sample.
-    """
+    """Return the error for a net that takes other samples than the data have."""
     others = {1: "mlp or logistic", 2: "cnn1d or mlp", 3: "lenet5 or resnet18"}[len(shape)]
     others = "gru or transformer" if isinstance(shape, shapes.TokenShape) else others
     return ConfigError(

@@ -41,11 +41,7 @@ class Adapter:
 
 
 def adapters(net: nn.Module) -> tuple[Adapter, ...]:
-    """Return the adapters of a net in the net's order; none if nothing has imported PEFT.
-
-    Args:
-        net: A net, with adapters or without.
-    """
+    """Return the adapters of a net in the net's order; none if nothing has imported PEFT."""
     layers = sys.modules.get("peft.tuners.lora.layer")
     if layers is None:
         return ()
