@@ -420,14 +420,18 @@ def test_saved_partition_loads_with_the_same_hash(tmp_path):
     assert loaded.hash() == made.hash() == json.loads(file.with_suffix(".json").read_text())["hash"]
 
 
-def altered(**changes):
-    """Return a function that changes the arrays of a saved partition."""
+def altered(name, change):
+    """Return a function that changes an array of a saved partition."""
 
-    def change(file):
+    def damage(file):
         arrays = dict(np.load(file))
-        np.savez(file, **arrays | {name: f(arrays[name]) for name, f in changes.items()})
+        np.savez(file, **arrays | {name: change(arrays[name])})
 
-    return change
+    return damage
+
+
+def first(value):
+    return lambda array: np.concatenate([[value], array[1:].astype(np.int64)])
 
 
 def described(text):
@@ -435,27 +439,23 @@ def described(text):
 
 
 def of_clients(number):
-    def change(file):
+    def damage(file):
         beside = file.with_suffix(".json")
         beside.write_text(json.dumps(json.loads(beside.read_text()) | {"clients": number}))
 
-    return change
-
-
-def first(value):
-    return lambda array: np.concatenate([[value], array[1:].astype(np.int64)])
+    return damage
 
 
 DAMAGED = {
     "missing": lambda file: file.unlink(),
     "no json": lambda file: file.with_suffix(".json").unlink(),
     "truncated": lambda file: file.write_bytes(file.read_bytes()[:200]),
-    "pickle": altered(part=lambda array: np.array([{}], dtype=object)),
-    "moved": altered(client=lambda array: np.roll(array, 1)),
-    "axes": altered(index=lambda array: array[:, None]),
-    "twice": altered(index=first(3)),
-    "a row of no sample": altered(index=first(10**6)),
-    "a client too many": altered(client=first(99)),
+    "pickle": altered("part", lambda array: np.array([{}], dtype=object)),
+    "moved": altered("client", lambda array: np.roll(array, 1)),
+    "axes": altered("index", lambda array: array[:, None]),
+    "twice": altered("index", first(3)),
+    "a row of no sample": altered("index", first(10**6)),
+    "a client too many": altered("client", first(99)),
     **{f"{n} clients": of_clients(n) for n in (0, 8, 10**15, "7")},
     **{text[:30]: described(text) for text in ("{", "[" * 100_000, "{}")},
 }

@@ -365,6 +365,12 @@ def test_resume_of_a_finished_run_changes_nothing_and_refuses_changes(tmp_path):
 
 
 @pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> str:
+    """The digest of the weights of that run without the interrupt."""
+    return run(tmp_path_factory.mktemp("straight"), "algorithm=fedavg")[1]["weights_digest"]
+
+
+@pytest.fixture(scope="module")
 def interrupted(tmp_path_factory) -> Path:
     """The folder of a run that was interrupted after two rounds."""
     return interrupted_run(tmp_path_factory.mktemp("interrupted"), "algorithm=fedavg")
@@ -376,17 +382,16 @@ def unfinished(tmp_path, interrupted) -> Path:
     return shutil.copytree(interrupted, tmp_path / "runs" / "digits" / interrupted.name)
 
 
-def test_resume_without_a_checkpoint_starts_from_the_beginning(tmp_path, unfinished):
-    _, summary = run(tmp_path / "a", "algorithm=fedavg")
+def test_resume_without_a_checkpoint_starts_from_the_beginning(straight, unfinished):
     shutil.rmtree(unfinished / "checkpoints")
 
     lifecycle.resume(unfinished, Layer({}))
 
-    assert summary_of(unfinished)["weights_digest"] == summary["weights_digest"]
+    assert summary_of(unfinished)["weights_digest"] == straight
 
 
-def test_resume_writes_through_no_link_of_the_folder(tmp_path):
-    path, private = interrupted_run(tmp_path / "runs"), tmp_path / "private"
+def test_resume_writes_through_no_link_of_the_folder(tmp_path, unfinished):
+    path, private = unfinished, tmp_path / "private"
     private.write_text("secret")
     (path / "checkpoints" / "last.safetensors.part").symlink_to(private)
     (path / "checkpoints" / "best.safetensors.part").symlink_to(private)
@@ -402,8 +407,8 @@ def test_resume_writes_through_no_link_of_the_folder(tmp_path):
     assert private.read_text() == "secret"
 
 
-def test_resume_joins_no_foreign_cluster_that_the_folder_names(tmp_path, monkeypatch):
-    path = interrupted_run(tmp_path)
+def test_resume_joins_no_foreign_cluster_that_the_folder_names(unfinished, monkeypatch):
+    path = unfinished
     config = (path / "config.yaml").read_text()
     for before, after_it in (("name: sequential", "name: ray"), ("address: null", "address: a:1")):
         assert before in config
@@ -487,8 +492,7 @@ def test_two_processes_cannot_write_to_one_folder(unfinished):
 
 
 @pytest.mark.parametrize("when", ["metrics", "checkpoint", "table"])
-def test_full_disk_is_one_message_and_damages_no_file(tmp_path, monkeypatch, when):
-    _, summary = run(tmp_path / "a", "algorithm=fedavg", "output.checkpoint_every=1")
+def test_full_disk_is_one_message_and_damages_no_file(straight, tmp_path, monkeypatch, when):
     full = OSError(errno.ENOSPC, "No space left on device")
     calls = []
 
@@ -519,13 +523,13 @@ def test_full_disk_is_one_message_and_damages_no_file(tmp_path, monkeypatch, whe
         else:
             patch.setattr(files, "sync", full_for("clients.csv", files.sync))
         with pytest.raises(RunError, match="No space left"):
-            run(tmp_path / "b", "algorithm=fedavg", "output.checkpoint_every=1")
-    [folder] = (tmp_path / "b").glob("*/*")
+            run(tmp_path, "algorithm=fedavg", "output.checkpoint_every=1")
+    [folder] = tmp_path.glob("*/*")
     assert not list(folder.rglob("*.part"))
 
     lifecycle.resume(folder, Layer({}))
 
-    assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
+    assert summary_of(folder)["weights_digest"] == straight
 
 
 def test_one_thread_is_the_default_on_every_machine(monkeypatch):
@@ -546,8 +550,8 @@ def test_resume_refuses_other_samples_with_the_same_labels_and_other_data(tmp_pa
         lifecycle.resume(folder, Layer({}))
 
 
-def test_worker_resumes_with_samples_from_shared_memory(tmp_path):
-    folder = interrupted_run(tmp_path, "algorithm=fedavg")
+def test_worker_resumes_with_samples_from_shared_memory(unfinished):
+    folder = unfinished
     whole = assembly.load_federation(resolve_written(folder / "config.yaml")[0])
     shared = whole.without_samples().with_samples(whole.x.numpy())
 
@@ -608,12 +612,10 @@ def test_client_whose_finetuning_diverges_is_evaluated_without_it(all_fail, monk
 # Damage
 
 
-def test_resume_finds_data_that_moved(tmp_path, unfinished):
-    _, summary = run(tmp_path / "a", "algorithm=fedavg")
-
+def test_resume_finds_data_that_moved(straight, unfinished):
     lifecycle.resume(unfinished, from_overrides(["data.root=/elsewhere"]))
 
-    assert summary_of(unfinished)["weights_digest"] == summary["weights_digest"]
+    assert summary_of(unfinished)["weights_digest"] == straight
 
 
 def test_dropped_statistics_make_no_global_model(tmp_path):
