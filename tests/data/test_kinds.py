@@ -1,7 +1,5 @@
 """Series and sequences of tokens: what is read as such, from NPZ files and objects."""
 
-from types import MappingProxyType, SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -111,14 +109,13 @@ def test_objects_of_python_give_the_same_tokens_and_a_table_on_request():
     found = [
         fl.Data(frame, client="who", padding=9),
         fl.Data(SimpleDataset(pairs), padding=9),
-        fl.Data(fake_hugging_face(frame), client="who", padding=9),
     ]
 
     for data in found:
         assert np.array_equal(data.dataset.x, wanted.dataset.x)
         assert (data.dataset.vocabulary, data.dataset.padding) == (10, 9)
         assert np.array_equal(data.dataset.y, LABELS)
-    assert found[0].dataset.group_names == found[2].dataset.group_names == ("a", "b")
+    assert found[0].dataset.group_names == ("a", "b")
     assert wanted.section()["padding"] == 9
     assert fl.Data(TOKENS, LABELS, kind="table").dataset.is_table
     with pytest.raises(DataError, match="`padding`"):
@@ -136,20 +133,3 @@ class SimpleDataset(torch.utils.data.Dataset):
 
     def __getitem__(self, k):
         return self.pairs[k]
-
-
-def fake_hugging_face(frame):
-    """Return an object with the part of `datasets.Dataset` that is read."""
-
-    class Columns:
-        column_names = ("who", "input_ids", "label")
-        features = MappingProxyType({"label": SimpleNamespace(names=None)})
-
-        def __len__(self):
-            return len(frame)
-
-        def __getitem__(self, rows):
-            part = frame.rename(columns={"tokens": "input_ids"})[rows]
-            return {name: part[name].tolist() for name in self.column_names}
-
-    return Columns()

@@ -9,17 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flbench.config.sources import Layer
 from flbench.core import files
 from flbench.core.errors import DataError
 from flbench.core.storage import Storage
 from flbench.core.types import State
-from flbench.deploy import loading
-from flbench.experiment import checkpoint, lifecycle, row_files
+from flbench.experiment import checkpoint, row_files
 from flbench.experiment.row_files import ClientRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.results.checkpoint_files import files_of
-from tests.support import interrupted_run, reproducible, run, summary_of
 
 CLIENTS = 12
 
@@ -208,17 +205,3 @@ def test_files_of_rows_of_a_replaced_best_state_are_removed(tmp_path):
     assert folder.checkpoint("best").samefile(folder.checkpoint("last"))
     assert bits(checkpoint.load(folder.checkpoint("best"), "hash")[0]) == bits(state)
     assert set(stored(tmp_path / "checkpoints")) < set(before)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_has_the_rows_of_the_straight_run(tmp_path):
-    keys = ("algorithm=ditto", "train.participation=0.4", "output.checkpoint_every=1")
-    path, summary = run(tmp_path / "straight", *keys)
-    folder = interrupted_run(tmp_path / "interrupted", *keys)
-    lifecycle.resume(folder, Layer({}))
-
-    assert stored(path / "checkpoints")
-    assert reproducible(summary_of(folder)) == reproducible(summary)
-    for moment in loading.MOMENTS:
-        nets = [loading.load(one, 0, checkpoint=moment).net.state_dict() for one in (path, folder)]
-        assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[1])
