@@ -227,3 +227,12 @@ def test_number_in_a_key_is_the_index_of_a_list():
     one = [from_overrides(["train.terms=[focal]"]), from_overrides(["train.terms.1.weight=2"])]
     with pytest.raises(ConfigError, match=r"`train\.terms\.1"):
         merge(one)
+
+
+@pytest.mark.parametrize("section", ["train", "algorithm", "evaluation.common"])
+def test_section_that_is_null_has_its_defaults(section):
+    below = from_overrides(["train.rounds=3", "algorithm=fedavg", "evaluation.common.limit=5"])
+
+    config, _ = resolve([below, from_overrides([f"{section}=null"])])
+
+    assert value_at(config.tree(), section) == value_at(resolve([])[0].tree(), section)

@@ -199,3 +199,12 @@ def test_long_texts_do_not_take_long(piece):
     archives.without_folders(piece * 20_000)
 
     assert perf_counter() - begin < 5
+
+
+def test_file_after_a_large_one_is_read(tmp_path):
+    large = bytes(3 * 2**20 + 5)
+    file = packed(
+        tmp_path / "a.tar.xz", entry("a/config.yaml", large), entry("b/config.yaml", b"end")
+    )
+
+    assert (unpacked(file, tmp_path) / "b" / "config.yaml").read_bytes() == b"end"

@@ -8,6 +8,7 @@ import py_compile
 import sys
 
 import pytest
+import torch
 
 from flbench.core import parts, source_hash
 from flbench.core.errors import ConfigError
@@ -47,6 +48,13 @@ def test_a_file_that_was_edited_after_the_import_is_refused_until_it_is_imported
     importlib.reload(sys.modules["edited_module"])
     assert parts.find(PATH) == 1000
     assert source_hash.of_path(PATH) == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_a_module_does_not_change_the_default_type_of_tensors(file):
+    file.write_text("import torch\ntorch.set_default_dtype(torch.float64)\nnumber = 1\n")
+
+    assert parts.find(PATH) == 1
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_code_is_loaded_from_its_source_and_not_from_bytecode_beside_it(tmp_path, monkeypatch):

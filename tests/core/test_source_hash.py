@@ -218,3 +218,10 @@ def test_code_without_a_text_has_no_hash():
     exec("def part(): return 1", names)
 
     assert source_hash.of_object(names["part"]) is None
+
+
+@pytest.mark.slow
+def test_versions_of_packages_are_those_of_the_modules_and_their_imports():
+    import pydantic
+
+    assert source_hash.versions(["pydantic.main"])["pydantic"] == pydantic.VERSION

@@ -14,7 +14,7 @@ from flbench.core.tree import weighted_mean
 from flbench.core.types import Failure, Message, Results
 from flbench.engine.base import gathered
 from flbench.experiment import lifecycle
-from tests.support import interrupted_run, reproducible, run, summary_of
+from tests.support import build, interrupted_run, reproducible, run, summary_of
 
 
 def anonymous() -> int:
@@ -78,6 +78,7 @@ def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
 def test_run_with_mapped_rows_is_the_run_in_memory_also_after_a_resume(tmp_path, method, engine):
     base = (f"algorithm={method}", f"engine.name={engine}", "engine.block=2")
     keys = (*base, "engine.state_memory=0")
+    assert not build(*keys).storage.holds(1)
     _, plain = run(tmp_path / "memory", *base)
     straight_path, straight = run(tmp_path / "mapped", *keys)
     folder = interrupted_run(tmp_path / "interrupted", *keys)
@@ -138,3 +139,12 @@ def test_large_tensors_of_the_server_are_mapped_and_keep_their_values(tmp_path):
     assert mapped["old"] is before["old"]
     assert mapped["changed"] is not server["changed"]
     assert all(torch.equal(mapped[name], server[name]) for name in server)
+
+
+def test_one_client_gets_a_copy_too(tmp_path):
+    given = rows(1)
+
+    owned = Storage(1.0, tmp_path).copied(given)
+    owned["w"].zero_()
+
+    assert given["w"].abs().sum() > 0

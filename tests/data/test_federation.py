@@ -349,3 +349,20 @@ def test_flips_happen_half_of_the_time():
 
     # Five standard deviations of the mean of 4,000 fair coin flips.
     assert abs(float(flipped.double().mean()) - 0.5) < 5 * 0.5 / 4000**0.5
+
+
+def floats(shift: float = 5.0) -> Dataset:
+    x = np.random.default_rng(0).normal(size=(200, 2, 4, 4)) * np.array([1, 9])[:, None, None]
+    y = np.arange(200) % 2
+    return Dataset("floats", (x + shift).astype(np.float32), y, ("0", "1"), train=200)
+
+
+def test_float_images_are_normalized_per_channel():
+    config = PartitionConfig(clients=2, scheme="iid")
+    made = build(floats(), DataConfig(), config, 0)
+    train = np.sort(np.concatenate(made.partition.parts["train"]))
+
+    x = made.inputs(train, torch.float64)
+
+    assert x.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0, 0], abs=1e-5)
+    assert x.std(dim=(0, 2, 3), correction=0).tolist() == pytest.approx([1, 1], abs=1e-5)

@@ -1,5 +1,7 @@
 """Series and sequences of tokens: what is read as such, from NPZ files and objects."""
 
+import pickle
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,8 +10,10 @@ import torch
 import flbench as fl
 from flbench.config.schema import ArraysConfig, DataConfig, PartitionConfig
 from flbench.core.errors import DataError
+from flbench.core.shapes import TokenShape
 from flbench.data import sources
 from flbench.data.federation import build
+from flbench.data.partition_files import data_hash
 
 LABELS = np.arange(40) % 2
 TOKENS = np.random.default_rng(0).integers(0, 9, size=(40, 6))
@@ -122,6 +126,17 @@ def test_objects_of_python_give_the_same_tokens_and_a_table_on_request():
         fl.Data(SimpleDataset(pairs))
     with pytest.raises(DataError, match="`kind`"):
         fl.Data(SERIES, LABELS, kind="Series")
+
+
+def test_vocabulary_counts_for_the_hash_of_the_data_and_copies_keep_it():
+    hashes = {
+        data_hash(fl.Data(TOKENS, LABELS, vocabulary=size, padding=padding).dataset)
+        for size, padding in ((9, None), (10, None), (9, 0))
+    }
+    other = pickle.loads(pickle.dumps(TokenShape(7, 20, 3)))
+
+    assert len(hashes) == 3
+    assert (other, other.vocabulary, other.padding) == ((7,), 20, 3)
 
 
 class SimpleDataset(torch.utils.data.Dataset):

@@ -61,3 +61,14 @@ def test_an_npz_file_is_held_twice_at_most(tmp_path, kind):
     assert np.array_equal(read.x, dataset.x)
     assert read.train == half
     assert peak < 2.3 * dataset.x.nbytes
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_arrays_of_the_user_are_copied_and_stay_in_their_mapping(kind):
+    dataset = images(kind, 20, 8)
+    given = {"train_images": dataset.x, "train_labels": dataset.y}
+
+    made = npz_files.from_arrays(given, "given", "made", "channels_first")
+
+    assert not np.shares_memory(made.x, dataset.x)
+    assert set(given) == {"train_images", "train_labels"}

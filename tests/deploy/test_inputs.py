@@ -127,3 +127,14 @@ def test_next_characters_of_a_text_are_predicted(tmp_path, capsys):
     (tmp_path / "new.txt").write_text("abcz")
     assert app.main(["predict", str(path), "--client", "a", str(tmp_path / "new.txt")]) == 2
     assert "'z'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_vectorized_engine_trains_the_same_models(finished, tmp_path):
+    _, x, _, _, keys = finished
+    other, _ = run(tmp_path, *keys, "engine.name=vectorized", "engine.precision=64-true")
+    sequential, _ = run(tmp_path / "s", *keys, "engine.precision=64-true")
+
+    one, two = (loading.load(folder, 1).predict(x[:20]) for folder in (sequential, other))
+
+    torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-8)

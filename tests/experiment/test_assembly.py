@@ -5,10 +5,11 @@ import pytest
 from torch import nn
 
 from flbench.config.resolve import resolve
+from flbench.config.schema import Config
 from flbench.config.sources import from_overrides, from_values, leaves
 from flbench.core.errors import UserError
 from flbench.core.parts import offered
-from flbench.experiment import assembly
+from flbench.experiment import assembly, engines
 from tests.support import SMALL
 
 pytestmark = pytest.mark.slow
@@ -92,6 +93,13 @@ def test_auto_stacks_clients_of_small_nets_without_convolutions(keys, expected):
 
     assert built.config.engine.name == expected
     assert (built.config.engine.block is not None) == (expected == "vectorized")
+
+
+def test_auto_stacks_clients_of_all_nets_on_a_gpu():
+    engine = Config().engine.altered(device="cuda:0")
+
+    assert engines.auto_stacks(engine, nn.Conv2d(3, 64, 3))
+    assert not engines.auto_stacks(engine.altered(device="cpu"), nn.Conv2d(3, 64, 3))
 
 
 class Cells(nn.GRU):

@@ -759,6 +759,7 @@ RETURNED = {
     "one weight": method(weights=lambda self, found, _: found[:1]),
     "a term that counts": method(terms=lambda self, found: (*found, CountingTerm())),
     "a client twice": method(cohort=lambda self, *_: torch.tensor([0, 0, 1])),
+    "an unknown client": method(cohort=lambda self, *_: torch.tensor([0, -1])),
     "a change in place": method(dispatch=in_place),
 }
 

@@ -1,5 +1,6 @@
 """Low-rank adapters by PEFT."""
 
+import lightning
 import pytest
 import torch
 from torch import nn
@@ -141,3 +142,31 @@ def test_rank_is_at_most_that_of_the_weight():
         for name in (1, 2, 3)
     }
     assert factors == {1: [(30, 64), (40, 30)], 2: [(6, 40), (6, 6)], 3: [(6, 6), (10, 6)]}
+
+
+class Lit(lightning.LightningModule):
+    """A module whose head is found by what it returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = base()
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_the_head_of_a_lightning_module_trains_and_has_no_adapter():
+    """It is the layer that computes the output, also if `model.head` does not name it."""
+    with offered({"model": Lit()}):
+        config = OwnModelConfig(name="object", lightning=True, lora=LoraConfig(rank=2))
+        spec = describe(build(config, SHAPE, 10, 0), SHAPE)
+
+    assert spec.names("head") == {"module.net.3.weight", "module.net.3.bias"}
+    assert [one.layer for one in spec.adapters] == ["module.net.1"]
+    assert spec.names("lora_A") | spec.names("lora_B") == spec.names("backbone")

@@ -129,3 +129,10 @@ def test_nets_for_images_refuse_tables():
     with pytest.raises(ConfigError, match=r"model\.name"):
         make("lenet5", (13,))
     assert make("mlp", (13,))(torch.rand(2, 13)).logits.shape == (2, 10)
+
+
+def test_group_norm_is_never_instance_norm():
+    groups = [m for m in make("lenet5", norm="group").modules() if isinstance(m, nn.GroupNorm)]
+
+    assert groups
+    assert all(m.num_groups < m.num_channels for m in groups)

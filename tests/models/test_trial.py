@@ -159,3 +159,11 @@ def test_random_layers_are_known(layer, is_random):
     net = nn.Sequential(nn.Linear(2, 2), layer)
 
     assert bool(random_layers(net)) == may_draw(net) == is_random
+
+
+def test_trials_change_neither_statistics_nor_modes():
+    given = Two(between=nn.BatchNorm1d(16))
+    net = made(given)
+
+    assert int(net.backbone.between.num_batches_tracked) == 0
+    assert all(module.training for module in net.modules())
