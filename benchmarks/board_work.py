@@ -1,21 +1,15 @@
 """The board at equal work: the same number of optimizer steps, or of bytes, for all methods.
 
-usage: python benchmarks/board_work.py DATA_DIR [SETTING ...]
-
 The runs of the board were trained before flbench counted steps. No search space but that of APFL
 (`adaptive`) has a parameter that changes the optimizer steps of a round, so that runs with default
-parameters tell them: all methods of a setting have the same clients, samples and cohorts. The
-script adds the counts to docs/board/steps.json, of which `pages.py` makes a page. The fine-tuning
-of an evaluation is no part of a round and is not counted.
+parameters tell them: all methods of a setting have the same clients, samples and cohorts. Their
+counts are in docs/board/steps.json. The fine-tuning of an evaluation is no part of a round and is
+not counted.
 """
 
 import json
-import os
-import sys
-import tempfile
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 import board
@@ -25,13 +19,11 @@ from board import REFERENCES, TUNED, Gap, corrected
 from scipy.stats import kendalltau
 from shown import ROOT, code, percent, render
 
-import flbench as fl
 from flbench.analysis.statistics import across, differences
 
 COUNTS: Final = ROOT / "docs" / "board" / "steps.json"
 READ: Final = (10, 20, 30)
 """Rounds after which the runs of the board were evaluated; `heart` has 40 and 50 too."""
-FIRST: Final = 3  # rounds that tell whether a method takes a multiple of FedAvg's steps
 BUDGET: Final = 20
 """Rounds of FedAvg whose steps or bytes every method may use. All runs were evaluated after 10, 20
 and 30 rounds, so that a method with twice the steps of FedAvg is read at exactly this budget."""
@@ -145,49 +137,3 @@ def page() -> str:
     return render(
         "board-work", works=works, settings=settings, units=UNITS, budget=BUDGET, ranks=ranks
     )
-
-
-def steps(config: Path, method: str, rounds: int) -> list[float]:
-    """Return the optimizer steps of all clients until each round."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = fl.run(
-            method,
-            config=config,
-            data={"root": "."},
-            train={"rounds": rounds},
-            evaluation={"every": rounds},
-            engine={"workers": 1},
-            output={"dir": folder, "predictions": False},
-            tracking={"mlflow": False},
-            progress=False,
-        )
-        table = run.metrics
-    counted = table[table["metric"] == "steps"].groupby("round")["value"].sum()
-    return [float(value) for value in counted.sort_index().cumsum()]
-
-
-def main(data: str, wanted: list[str]) -> None:
-    """Count the steps of the methods of settings that are not in the file yet."""
-    found = json.loads(COUNTS.read_text("utf-8")) if COUNTS.is_file() else {}
-    os.chdir(data)  # the configurations name files of this folder
-    for name in wanted or board.names():
-        setting = board.setting(name)
-        config = ROOT / "configs" / "board" / f"{setting.config}.yaml"
-        counts = found.setdefault(name, {})
-        whole = steps(config, "fedavg", READ[-1])
-        for method in setting.methods:
-            if method in counts:
-                continue
-            first = steps(config, method, FIRST)
-            ratio = first[-1] / whole[FIRST - 1]
-            if ratio in (1.0, 2.0):  # each client trains the same net once or twice in each round
-                all_ = [ratio * one for one in whole]
-            else:
-                all_ = steps(config, method, READ[-1])
-            counts[method] = [all_[number - 1] for number in READ]
-            print(f"{name} {method}: {counts[method]}", flush=True)
-            COUNTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])

@@ -5,7 +5,6 @@ after the correction for several tests.
 """
 
 from collections.abc import Sequence
-from math import nan
 from typing import Final
 
 import numpy as np
@@ -56,14 +55,7 @@ def sentences(
 
 
 def _at_place(comparison: Arrangement, place: str, rows: pd.DataFrame, tests: pd.DataFrame) -> str:
-    """Return which method of a place is best, and what the tests say about the others beside it.
-
-    Args:
-        comparison: The runs.
-        place: The place.
-        rows: Its rows of the leaderboard.
-        tests: Its pairs.
-    """
+    """Return which method of a place is best, and what the tests say about the others beside it."""
     of = {row["method"]: row for row in rows.to_dict("records")}
     main, metric = comparison.reference or next(iter(of)), words(comparison.metric)
     row, others = of[main], [name for name in of if name != main]
@@ -99,22 +91,18 @@ def _tested(main: str, others: Sequence[str], tests: pd.DataFrame) -> list[str]:
     """Return from which methods the tests tell a method apart, and from which they do not."""
     turned = {"better": "worse", "worse": "better"}
     said: dict[str, str] = {}
-    gaps: dict[str, float] = {}
     for row in tests.to_dict("records"):
         if main in (row["first"], row["second"]):
             is_first = row["first"] == main
             other, verdict = row["second" if is_first else "first"], row["verdict"]
             said[other] = verdict if is_first else turned.get(verdict, verdict)
-            gaps[other] = row["difference"] if row["n"] >= CLAIM_FROM else nan
     verdicts = {name: [one for one in others if said.get(one) == name] for name in VERDICTS}
     untested = [one for one in others if said.get(one, "no claim") == "no claim"]
-    equal = [one for one in untested if gaps.get(one) == 0]
     parts = {
         f"{main} is better than": verdicts["better"],
         f"{main} is worse than": verdicts["worse"],
         f"No significant difference between {main} and": verdicts["no significant difference"],
-        f"Equal to {main} in each repetition:": equal,
-        f"No test compares {main} with": [one for one in untested if one not in equal],
+        f"No test compares {main} with": untested,
     }
     return [f"{text} {_listed(names, len(others))}" for text, names in parts.items() if names]
 

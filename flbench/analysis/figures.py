@@ -391,7 +391,7 @@ def ranks(analysis: Analysis, place: str, inches: float) -> Picture | None:
     has_claims = has_rank_claims(analysis)
     labels = {name: _label(analysis, str(name)) for name in across.ranks.index}
     tests = across.nemenyi if has_claims else across.nemenyi * 0  # no test: no crossbar
-    bars = len(across.groups) if has_claims else 0
+    bars = len(labels) // 2 if has_claims else 0  # there are seldom more
     figure = _figure(inches, 0.8 + 0.25 * (len(labels) // 2 + 1 + bars))
     axes = figure.add_subplot()
     critical_difference_diagram(

@@ -18,7 +18,6 @@ COSTS: Final = ("rounds", "bytes", "seconds")
 TARGETS: Final = (
     *("place", "split", "target", "method", "share", "reached", "n", *COSTS),
     *(f"{cost}_{end}" for cost in COSTS for end in ("min", "max")),
-    *(f"least_{cost}" for cost in COSTS),
 )
 
 
@@ -61,20 +60,15 @@ def _costs(curves: pd.DataFrame, target: float) -> pd.DataFrame:
     """Return the columns of TARGETS from `method` on, for one target of a place and a split."""
     curves = curves.rename(columns={"round": "rounds"})
     keys = ["method", "repetition"]
-    last = curves.drop_duplicates(keys, keep="last").set_index(keys)[list(COSTS)]
     above = curves[curves["value"] >= target].drop_duplicates(keys).set_index(keys)[list(COSTS)]
-    first = above.reindex(last.index)
+    first = above.reindex(curves.drop_duplicates(keys).set_index(keys).index)
     medians = first.fillna(inf).groupby("method").median()
-    is_known = medians < inf
-    least = first.fillna(last).groupby("method").median().mask(is_known)
     ends = above.groupby("method")
     groups = first["rounds"].groupby("method")
     reached, n = groups.count(), groups.size()
     found = pd.DataFrame({"reached": reached, "n": n, "share": reached / n})
-    parts = [medians.where(is_known), least.add_prefix("least_")]
-    parts += [ends.min().add_suffix("_min"), ends.max().add_suffix("_max")]
-    for part in parts:
-        found = found.join(part)
+    found = found.join(medians.where(medians < inf))
+    found = found.join([ends.min().add_suffix("_min"), ends.max().add_suffix("_max")])
     return found.reset_index()
 
 

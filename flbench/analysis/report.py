@@ -212,7 +212,6 @@ def _across_tree(analysis: Analysis, across: Across) -> dict[str, Any]:
         "friedman": across.friedman,
         "nemenyi": across.nemenyi.to_dict(),
         "critical": across.critical,
-        "groups": across.groups,
     }
     return {
         "ranks": across.ranks.to_dict(),

@@ -449,17 +449,9 @@ def _beside(
     known: Mapping[tuple[Any, str], Triple],
     about: str,
 ) -> Shown:
-    """Return a table with a column for each method beside others, and at most MOST_ROWS rows.
+    """Return a table of at most MOST_ROWS rows, with a column for each method beside others.
 
-    Args:
-        analysis: The tables.
-        place: Label of the place.
-        title: Title of the table.
-        columns: The other columns.
-        rows: Their values.
-        key: What tells rows apart.
-        known: Values by key and method.
-        about: Explanation.
+    `key` tells rows apart, and `known` has the values by it and by method.
     """
     methods = {method: f"of {method}" for method in ranked(analysis, place)}
     more = len(rows) - MOST_ROWS

@@ -280,7 +280,6 @@ class Across:
             methods.
         nemenyi: p-values of Nemenyi's test, methods x methods.
         critical: Critical difference of mean ranks at the level 0.05.
-        groups: Methods that the test does not tell apart, as maximal groups of neighbours by rank.
     """
 
     ranks: "pd.Series[float]"
@@ -289,7 +288,6 @@ class Across:
     friedman: float
     nemenyi: pd.DataFrame
     critical: float
-    groups: tuple[tuple[str, ...], ...]
 
 
 def across(means: pd.DataFrame, kinds: Mapping[str, str] | None = None) -> Across | None:
@@ -333,7 +331,6 @@ def across(means: pd.DataFrame, kinds: Mapping[str, str] | None = None) -> Acros
         friedman=friedman,
         nemenyi=nemenyi.loc[averages.index, averages.index],
         critical=critical,
-        groups=_neighbours(averages, critical),
     )
 
 
@@ -349,16 +346,6 @@ def rounded(values: "pd.Series[float]") -> "pd.Series[float]":
     [0.3, 0.3]
     """
     return values.map(lambda value: float(f"{value:.12g}"))
-
-
-def _neighbours(ranks: "pd.Series[float]", critical: float) -> tuple[tuple[str, ...], ...]:
-    """Return the maximal groups of at least two methods whose mean ranks differ by less."""
-    ends = np.searchsorted(ranks.to_numpy(), ranks.to_numpy() + critical)  # [methods]
-    return tuple(
-        tuple(map(str, ranks.index[begin:end]))
-        for begin, end in enumerate(ends)
-        if end > begin + 1 and (begin == 0 or end > ends[begin - 1])
-    )
 
 
 def _wilcoxon(gaps: Values) -> float:

@@ -158,14 +158,7 @@ def _pairs(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
 def _leaderboard(
     comparison: Arrangement, values: pd.DataFrame, last: pd.DataFrame, pairs: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return the leaderboard; see `fl.Comparison.leaderboard`.
-
-    Args:
-        comparison: The runs.
-        values: Metrics at the best round, and costs; see `frame.values_of`.
-        last: The same at the last round.
-        pairs: The rows of `fl.Comparison.pairs` of the metric that ranks.
-    """
+    """Return the leaderboard from what `frame.values_of` has at the best and at the last round."""
     by = ["place", "method"]
     # A metric of the user's own may be called like another column; it is in the table of scores.
     taken = (*LEADERBOARD, *PRICES, "better_than")
@@ -217,15 +210,9 @@ def _means(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _rows(comparison: Arrangement, name: str) -> pd.DataFrame:
-    """Return the rows of a table of all runs at their best rounds.
+    """Return the rows of `classes` or `clients` of all runs at their best rounds.
 
-    Args:
-        comparison: The runs.
-        name: `classes` or `clients`, see `StoredRun`.
-
-    Returns:
-        The rows of each run in turn, with its number as `run`, the columns of RUN, and the name of
-        its method as `algorithm`.
+    They have the number of the run as `run`, the columns of RUN, and the method as `algorithm`.
     """
     entries = comparison.entries
     runs = [(*(getattr(e, key) for key in RUN), e.run.config.algorithm.name) for e in entries]

@@ -86,8 +86,8 @@ class Comparison:
             `evaluation.target_accuracy`), by `split`: `reached` of `n` runs, which is `share`;
             medians of `rounds`, `bytes` and `seconds` over all runs, in which a run that ends
             without reaching the target counts as later than all others, NaN where half of the runs
-            or more do; `least_rounds` and the like are then what the median exceeds, `rounds_min`
-            and `rounds_max` and the like the ends over the runs that reach it.
+            or more do; `rounds_min` and `rounds_max` and the like are the ends over the runs that
+            reach it.
         long: A row for each `metric` of each evaluation of each run, from which all tables are
             made: `split` (`validation`, `test` or `common`), `deployment` (`personal` for the
             clients' own models), `value`, `round`; whether it is the `best` one by validation, and

@@ -64,12 +64,18 @@ def read_yaml(path: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 @contextmanager
-def as_data_error(path: Path) -> Iterator[None]:
+def as_data_error(
+    path: Path, cure: str = "Repair it, or replace it by an intact copy."
+) -> Iterator[None]:
     """Context manager that turns errors while reading a file into a DataError that names it.
 
     Covers files that cannot be read, content that cannot be parsed, and keys that are missing in
     what was parsed. The block must not call anything else that raises such errors (MLflow, for
     example): they would be blamed on the file.
+
+    Args:
+        path: The file that the block reads.
+        cure: What the user can do, as a sentence.
 
     Raises:
         DataError: The block raised one of these errors.
@@ -78,7 +84,6 @@ def as_data_error(path: Path) -> Iterator[None]:
         *(KeyError, IndexError, TypeError, ValueError, AttributeError, EOFError, RecursionError),
         *(OverflowError, BadZipFile, csv.Error),
     )
-    cure = "Repair it, or replace it by an intact copy."
     try:
         yield
     except OSError as error:
@@ -96,6 +101,14 @@ def _mapping(content: Any) -> dict[str, Any]:
 
 def _description(error: Exception) -> str:
     """Return the description of an error in one line."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        key = one_line(shortened(".".join(map(str, first["loc"])), 100))
+        if first["type"] == "missing":
+            return f"`{key}` is missing"
+        return one_line(f"`{key}`: {first['msg']}" if key else first["msg"])
     if isinstance(error, KeyError):
         return f"`{one_line(shortened(str(error.args[0])))}` is missing"
     if isinstance(error, RecursionError):

@@ -9,8 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
-
 from flbench import __version__
 from flbench.config.sources import Layer
 from flbench.core import files
@@ -26,7 +24,6 @@ UNITS: Final = {"percent": "%", "percent^2": "%^2"}
 """Symbols of units; other units are written as their names."""
 HEADER: Final = ("", "published", "measured", "difference", "seeds")
 CLAIM_HEADER: Final = ("claim", "claimed", "the paper's cells", "measured", "here")
-NOT_IN_CSV: Final = ["metric", "values", "at_least", "runs"]
 
 
 @dataclass(frozen=True)
@@ -216,7 +213,7 @@ class PaperReport:
         }
 
     def _cell(self, line: Measured) -> dict[str, Any]:
-        """Return the entries of a cell for CSV and JSON."""
+        """Return the entries of a cell for JSON."""
         cell, metric = line.cell, line.cell.metric
         return {
             "paper": self.paper.name,
@@ -240,14 +237,10 @@ class PaperReport:
         }
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the report as Markdown, CSV and JSON, and return the paths of the files."""
+        """Write the report as Markdown and JSON, and return the paths of the files."""
         folder.mkdir(parents=True, exist_ok=True)
-        tree = self.tree()
-        texts = {
-            ".md": self.markdown(),
-            ".csv": pd.DataFrame(tree["cells"]).drop(columns=NOT_IN_CSV).to_csv(index=False),
-            ".json": json.dumps(tree, indent=1, default=str) + "\n",
-        }
+        json_text = json.dumps(self.tree(), indent=1, default=str) + "\n"
+        texts = {".md": self.markdown(), ".json": json_text}
         for ending, text in texts.items():
             files.write(folder / f"{self.stem}{ending}", text.encode())
         return [folder / f"{self.stem}{ending}" for ending in texts]

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from flbench.core import files, own_names
-from flbench.core.errors import DataError, shortened
-from flbench.core.text import one_line
+from flbench.core.documents import as_data_error
 
 HEADER: Final = ("round", "split", "protocol", "metric", "value")
 EXACT: Final = 2.0**53  # integers below it are exact in float64
@@ -100,30 +99,20 @@ def read(path: Path) -> list[Row]:
         DataError: The file cannot be read, is damaged, is not a metrics.csv, or has more than
             `MOST_ROWS` rows.
     """
-    try:
+    with as_data_error(path, CURE):
         text = files.read_text(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}. {CURE}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is damaged: it is not a text in UTF-8. {CURE}") from error
-    complete = text[: text.rfind("\n") + 1]
-    if (count := complete.count("\n")) > MOST_ROWS:
-        raise DataError(
-            f"{path} has {count:,} rows; the limit is {MOST_ROWS:,}. Evaluate less often"
-            f" (`evaluation.every`). {CURE}"
-        )
-    try:
+        complete = text[: text.rfind("\n") + 1]
+        if (count := complete.count("\n")) > MOST_ROWS:
+            raise ValueError(f"it has {count:,} rows; the limit is {MOST_ROWS:,}")
         lines = csv.reader(StringIO(complete, newline="\n"))
         if tuple(next(lines, ())) != HEADER:
-            raise DataError(f"{path} is not a metrics.csv of flbench. {CURE}")
+            raise ValueError("it does not begin with the columns of a metrics.csv")
         # The names of all rows are few, so that equal ones are one object in memory.
         rows = [
             Row(int(number), sys.intern(split), sys.intern(model), sys.intern(name), float(value))
             for number, split, model, name, value in lines
         ]
         _check(rows)
-    except (ValueError, IndexError, csv.Error) as error:
-        raise DataError(f"{path} is damaged ({one_line(shortened(str(error)))}). {CURE}") from error
     return rows
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from flbench.config.resolve import read as read_config
 from flbench.config.schema import Config
-from flbench.core.documents import read_json
+from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError
 from flbench.core.wording import how_to_resume
 from flbench.metrics import names as metric_names
@@ -138,11 +138,6 @@ def check_run_folder(path: Path) -> None:
     """
     if not path.exists():
         raise UserError(f"{path} does not exist.")
-    if path.is_file():
-        raise UserError(
-            f"{path} is a file, not a run folder. Name a folder. Archives of flbench pack are read"
-            " by `flbench show` and `flbench report` alone."
-        )
     for kind, command in (("study", "tune"), ("comparison", "compare")):
         if (path / f"{kind}.json").is_file():
             raise UserError(
@@ -175,12 +170,8 @@ def read(path: Path) -> StoredRun:
     if not is_finished(path):
         return StoredRun(path, config, so_far(config, rows), rows, finished=False, data_hash=data)
     file = path / "summary.json"
-    try:
+    with as_data_error(file, f"Remove it, and resume the run: {how_to_resume(path)}"):
         summary = checked(read_json(file), has_classes=config.has_classes)
-    except ValueError as error:
-        raise DataError(
-            f"{file} is damaged ({error}). Remove it, and resume the run: {how_to_resume(path)}"
-        ) from error
     return StoredRun(
         path, config, summary, rows, finished=True, **read_tables(path, config), data_hash=data
     )

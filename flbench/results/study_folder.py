@@ -11,13 +11,12 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from flbench.core import files
 from flbench.core.documents import as_data_error, read_json
-from flbench.core.errors import DataError, UserError, shortened
+from flbench.core.errors import DataError, UserError
 from flbench.core.own_names import checked
-from flbench.core.text import one_line
 from flbench.results.left_out import LeftOut
 from flbench.results.summary import MOST
 
@@ -292,14 +291,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def _load(file: Path, kind: type[Content]) -> Content:
     """Return the content of a JSON file as a dataclass. Unknown keys are ignored."""
     with as_data_error(file):
-        try:
-            files.check_regular(file)
-            given: Any = kind  # mypy finds that a TypeVar cannot be hashed
-            content: Content = _adapter(given).validate_python(read_json(file))
-            return content
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = one_line(shortened(".".join(map(str, first["loc"])), 100))
-            if first["type"] == "missing":
-                raise KeyError(key) from error
-            raise ValueError(f"`{key}`: {first['msg']}" if key else first["msg"]) from error
+        files.check_regular(file)
+        given: Any = kind  # mypy finds that a TypeVar cannot be hashed
+        content: Content = _adapter(given).validate_python(read_json(file))
+        return content

@@ -24,7 +24,7 @@ from flbench.core.text import printable
 from flbench.jobs.folder import read_failures
 from flbench.results import study_folder
 from flbench.results.study_folder import Header, Trial
-from flbench.tracking import artifacts, measures, view
+from flbench.tracking import artifacts, measures
 from flbench.tracking.artifacts import File, Files
 from flbench.tracking.measures import Point
 from flbench.tracking.mirror import Outcome
@@ -296,11 +296,10 @@ class _Campaign:
         methods = dict.fromkeys((*searched, *(cell.method for cell in self._cells)))
         trials, below = [*self._trials()], [*self._cells_begun()]
         above: list[Node] = []
-        for number, method in enumerate(methods):
+        for method in methods:
             own = [trial for trial, _ in trials if trial.method == method.removesuffix(" tuned")]
-            node = self._method(method, [one for one in below if one.tags["method"] == method], own)
-            colour = view.COLOURS[number % len(view.COLOURS)]
-            above.append(replace(node, tags={**node.tags, view.COLOUR_TAG: colour}))
+            cells = [one for one in below if one.tags["method"] == method]
+            above.append(self._method(method, cells, own))
         below += [node for _, node in trials]
         sets, schemes = ({getattr(c, k): 0 for c in self._cells} for k in ("data", "scheme"))
         experiment = f"{'+'.join(sets)}-{'+'.join(schemes)}"[:200]

@@ -28,11 +28,6 @@ TRAINING_PAGE: Final = "workflowType=machine_learning"
 EXPERIMENTS_PAGE: Final = f"#/experiments?{TRAINING_PAGE}"
 KINDS: Final = {"f1": "F1", "recall": "Recall"}
 """Metrics of single classes, and what they are called."""
-COLOUR_TAG: Final = "mlflow.runColor"
-COLOURS: Final = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#882255"),
-    *("#44aa99", "#332288", "#ddcc77", "#117733"),
-)
 OPEN: Final = "validation"
 """Section that is open, although its charts are those that MLflow makes."""
 _FLAGS: Final = {"deleted": False, "isGenerated": False}

@@ -284,8 +284,6 @@ def test_costs_of_a_target_that_few_runs_reach_are_not_known(evaluated, tmp_path
     assert table.loc["fedavg", ["reached", "n"]].tolist() == [1, 2]
     # A median of one run that reaches the target and one that does not is not known.
     assert table.loc["fedavg", costs].isna().all()
-    assert table.loc["fedavg", "least_rounds":"least_seconds"].tolist() == [4, 40, 8]
-    assert table.loc["hfcd", "least_rounds":"least_seconds"].isna().all()
     assert table.loc["local", ["reached", "n"]].tolist() == [0, 2]
     assert table.loc["local", costs].isna().all()
 
