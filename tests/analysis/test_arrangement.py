@@ -144,6 +144,7 @@ def test_missing_runs_are_named(tmp_path):
         ("train.rounds", "3", "5"),
         ("model.name", "mlp", "lenet5"),
         ("evaluation.rare", "lowest", "share"),
+        ("evaluation.every", "1", "2"),
         ("engine.precision", "32-true", "bf16-mixed"),
     ],
 )
@@ -211,6 +212,7 @@ def test_runs_that_are_there_twice_unfinished_or_no_number_are_left_out(tmp_path
         ({"metric": None}, "metric=None"),
         ({"targets": "0.5,x"}, "targets='0.5,x'"),
         ({"targets": 90}, "targets=90"),
+        ({"targets": True}, "targets=True"),
         ({"targets": (0.5, math.nan)}, "targets="),
         ({"baseline": "FedAvg"}, "`fedavg`"),
     ],

@@ -102,6 +102,7 @@ def test_population_is_found_in_the_partitions(tmp_path, draw, words):
 
     sampling = found.comparison.sampling_at("digits")
     assert sampling.population == words
+    assert words in found.answer[0]
     rows = [set(one["index"].tolist()) for one in partitions]
     shares = [2 * len(a & b) / (len(a) + len(b)) for a, b in pairwise(rows)]
     assert sampling.shared == pytest.approx(np.mean(shares))
@@ -183,6 +184,7 @@ def test_claims_need_seeds_of_their_own(design, tmp_path):
     assert sampling.supports_claims == (design == "seeds")
     assert set(found.pairs["verdict"]) == {"better" if design == "seeds" else "no claim"}
     assert found.pairs["p_holm"].isna().all() == (design != "seeds")
+    assert ("better than" in found.answer[0]) == (design == "seeds")
     assert found.pairs["corrected"].isna().all()
 
 

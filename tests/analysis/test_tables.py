@@ -114,6 +114,18 @@ def test_leaderboard_and_scores_are_those_of_scikit_learn(analysis, seen, folder
     assert board.loc["fedper", "bytes"] < board.loc["fedavg", "bytes"]
 
 
+def test_rare_recall_of_runs_without_rare_classes_is_left_out(tmp_path):
+    file = matrix(tmp_path, PAIR, is_rare=True)["hfcd", 1] / "per_class.csv"
+    before = analysed(tmp_path).leaderboard["rare_recall"].tolist()
+    pd.read_csv(file).assign(rare=0).to_csv(file, index=False)
+
+    found = analysed(tmp_path).leaderboard.set_index("method")["rare_recall"]
+
+    means = [np.mean(PAIR[name]) / 2 for name in ("hfcd", "fedavg")]
+    assert before == pytest.approx(means)
+    assert found.tolist() == pytest.approx([math.nan, means[1]], nan_ok=True)
+
+
 @pytest.mark.slow
 def test_classes_are_those_of_scikit_learn(analysis, seen, counts):
     found = analysis.classes.query("method == 'fedper'").set_index("class")
@@ -131,6 +143,7 @@ def test_classes_are_those_of_scikit_learn(analysis, seen, counts):
                     each[name][k, occurs] = values[occurs]
 
     for name in SCORES:
+        assert found[name].tolist() == pytest.approx(np.nanmean(each[name], axis=0), **EXACT)
         columns = [name, *(f"{name}_{what}" for what in ("std", "low", "high"))]
         for number in range(10):
             values = each[name][:, number]
@@ -367,6 +380,7 @@ def test_a_metric_without_rounds_or_named_like_a_column_is_shown(tmp_path):
 
     assert found.curves.empty
     assert found.targets.empty
+    assert "target" in found.answer[-1]
     assert figures.draw(found, "convergence", "digits") is None
     [board] = TABLES["leaderboard"](found, "digits")
     assert {line["mean std"] for line in board.cells()} == {"0.2500"}

@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import time
 from contextlib import closing
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -225,17 +226,24 @@ def test_file_store_that_is_away_is_tried_for_two_files_only(said, kind, tried, 
     assert (caught.value.kind, caught.value.is_of_files) == (kind, True)
 
 
+@pytest.mark.parametrize(
+    ("location", "said"), [("s3://bucket/a", "boto3"), ("file:///proc/flbench", "/proc/flbench")]
+)
 @pytest.mark.slow
-def test_file_store_that_cannot_be_used_keeps_no_metrics_back(folder, uri, tmp_path, capsys):
+def test_file_store_that_cannot_be_used_keeps_no_metrics_back(
+    location, said, folder, uri, tmp_path, capsys
+):
+    if location.startswith("s3") and find_spec("boto3"):
+        pytest.skip("boto3 is installed")
     path = shutil.copytree(folder, tmp_path / "run")
     store = stores.open_store(uri)
-    store.client.create_experiment("digits-dirichlet", "file:///proc/flbench")
+    store.client.create_experiment("digits-dirichlet", location)
 
     code = app.main(["sync", str(path), "--uri", uri])
 
     error = capsys.readouterr().err
     assert code == 2
-    assert "/proc/flbench" in error
+    assert said in error
     assert "Traceback" not in error
     entry = only(store, path)
     assert entry.info.status == "FINISHED"

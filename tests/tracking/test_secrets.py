@@ -176,6 +176,7 @@ ADDRESSES = [
         (OWN, f"{start}:5000/a", "folder", OWN["URI"])
         for start in ("HTTP://HOST", "http://a:b@host")
     ),
+    (OWN, "http://host:5000/a/", "folder", OWN["URI"]),
     *((OWN, uri, "folder", uri) for uri in ("sqlite:////tmp/a.db", "file:///tmp/a", "mlruns")),
     (OWN, "http://other/a", "user", "http://other/a"),
     ({}, "http://other", "file", "http://other"),
