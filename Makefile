@@ -60,7 +60,7 @@ test-all: lint types $(VENV)/installed
 test-faults: $(VENV)/installed
 	$(BIN)/pytest -n0 -m faults tests/faults
 
-# MLflow, PostgreSQL, S3 and two nodes of Ray, killed and cut off; as root. See tests/servers.
+# MLflow, S3 and two nodes of Ray, killed and cut off; as root. See tests/servers.
 test-servers: $(VENV)/installed
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.servers
 

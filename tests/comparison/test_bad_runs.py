@@ -18,6 +18,7 @@ from flbench.core.errors import DataError, UserError
 from flbench.reports import render
 from flbench.results import reading, study_folder
 from tests.comparison.made import matrix, run_folder
+from tests.support import benchmark_script
 from tests.tuning import studies
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -255,6 +256,18 @@ def hostile(tmp_path_factory):
                 summary("best.test.accuracy", accuracy + len(method) / 1000 + seed / 100)(path)
                 summary("dataset", f"{EVIL} `x` [a](javascript:b) | \x1b[31m")(path)
     return folder
+
+
+@pytest.mark.slow
+def test_page_of_the_board_shows_a_hostile_name_as_text(hostile, monkeypatch):
+    with benchmark_script("board") as board:
+        monkeypatch.setattr(board, "about", lambda config, start: "A setting.")
+        monkeypatch.setattr(board, "BOARD", hostile.parent)
+
+        page = board.page("evil")
+
+    assert EVIL not in page
+    assert "&lt;img src=x onerror=alert(1)>" in page
 
 
 @pytest.mark.slow

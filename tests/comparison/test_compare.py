@@ -17,11 +17,13 @@ import flbench as fl
 from flbench.api import comparing
 from flbench.cli import app
 from flbench.comparison.design import Design, LabelledLayer
+from flbench.comparison.prepare import prepare
 from flbench.comparison.tuned import with_best
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_file, from_overrides, from_values
 from flbench.core.errors import ConfigError, UserError
 from flbench.experiment import lifecycle
+from flbench.jobs.samples import LoadedSamples
 from tests.support import SMALL
 from tests.tuning import studies
 
@@ -302,7 +304,8 @@ def test_the_seeds_and_names_of_cells_do_not_depend_on_what_is_added():
     assert {(c.config.seed, c.config.partition.seed) for c in many} == {
         (3, seed) for seed in (3, 4, 5, 6)
     }
-    design = Design(base=base, methods=methods, grid={"train.rounds": (1, 2)})
+    about = {"vary": "training", "tuned": "study", "reference": "ft", "untuned": ("ft",)}
+    design = Design(base=base, methods=methods, grid={"train.rounds": (1, 2)}, **about)
     assert Design.model_validate(json.loads(design.model_dump_json())) == design
 
 
@@ -324,6 +327,12 @@ def test_the_name_of_a_cell_does_not_depend_on_other_cells():
         one = (LabelledLayer.of(method, layer),), (LabelledLayer.of(data, Layer()),)
         [alone] = Design(base=Layer(), methods=one[0], data=one[1], seeds=1).cells()
         assert alone.name == names[method, data]
+
+
+def test_new_attempts_of_a_cell_are_those_that_are_asked_for():
+    design = Design.of(comparing.methods_of("local", "test"), [from_overrides(ONE)], seeds=1)
+    assert prepare(design, LoadedSamples(), None, retries=0).resources.retries == 0
+    assert prepare(design, LoadedSamples(), None).resources.retries == 2
 
 
 @pytest.fixture

@@ -49,6 +49,21 @@ def said(progress):
     return progress.console.file.getvalue()
 
 
+def test_work_that_takes_long_is_named_until_it_has_ended(monkeypatch):
+    monkeypatch.setattr(terminal, "SILENCE", 0.05)
+    monkeypatch.setattr(terminal, "LOOK", 0.01)
+    heard = []
+
+    with terminal.told("writing the report", heard.extend):
+        while len(heard) < 2:
+            time.sleep(0.01)
+    before = len(heard)
+    time.sleep(0.1)
+
+    assert len(heard) == before
+    assert all("writing the report" in line for line in heard)
+
+
 def test_lines_say_how_jobs_ended_and_each_note_once(found):
     progress, (_, one, two, _) = found.progress, found.jobs
     progress.begin(one)

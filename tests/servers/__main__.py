@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.servers import postgres
-from tests.servers.marking import VARIABLE
+from tests.servers import VARIABLE
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EXTRAS: Final = ROOT / ".servers"
 """Environment with what the product itself does not need."""
-REQUIREMENTS: Final = ("psycopg2-binary>=2.9", "boto3>=1.40", "moto[s3]>=5.1")
+REQUIREMENTS: Final = ("boto3>=1.40", "moto[s3]>=5.1")
 INSIDE: Final = """
 mount -t tmpfs -o mode=755 none /run &&
 mount -t tmpfs -o mode=1777 none /dev/shm &&
@@ -26,31 +25,14 @@ exit $?
 
 def main(arguments: list[str]) -> None:
     """Install what is missing, and become pytest in namespaces of its own."""
-    if os.geteuid() != 0:
-        sys.exit("error: make test-servers needs root, for network namespaces and PostgreSQL.")
-    _install_packages()
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("unshare")):
+        sys.exit("error: make test-servers needs root, iproute2 and util-linux, for namespaces.")
     python = _install_extras()
     inside = ["unshare", "--mount", "--net", "--ipc", "--pid", "--fork", "--kill-child"]
     pytest = [python, "-m", "pytest", "-n0", "-m", "servers", "tests/servers", *arguments]
     os.chdir(ROOT)
     os.environ[VARIABLE] = "1"
     os.execvp(inside[0], [*inside, "--mount-proc", "sh", "-c", INSIDE, "sh", *pytest])
-
-
-def _install_packages() -> None:
-    """Install the packages of Debian that are missing."""
-    if postgres.programs() and shutil.which("ip") and shutil.which("unshare"):
-        return
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "--yes", "--no-install-recommends"]
-    subprocess.run(["apt-get", "update"], env=environment, check=True)
-    subprocess.run(
-        [*install, "iproute2", "util-linux", "postgresql-common"], env=environment, check=True
-    )
-    # The package of the server would start a server of the machine.
-    with Path("/etc/postgresql-common/createcluster.conf").open("a") as file:
-        file.write("\ncreate_main_cluster = false\n")
-    subprocess.run([*install, "postgresql"], env=environment, check=True)
 
 
 def _install_extras() -> str:

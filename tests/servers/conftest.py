@@ -1,6 +1,7 @@
 """Servers and twins of the tests of servers, and the table of what was found."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -8,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import postgres
+from tests.servers import VARIABLE
 from tests.servers.counting import Counts, counts
-from tests.servers.faults import FAULTS
-from tests.servers.installations import Installations
-from tests.servers.marking import VARIABLE
-from tests.servers.table import Table
-from tests.servers.work import Heard, Work, arguments, weights
+from tests.servers.installations import Installations, Servers
+from tests.servers.work import Heard, Work, weights
 
-LINES = pytest.StashKey[list[str]]()
+ROWS = pytest.StashKey[list[str]]()
+HEADER = (
+    *("fault", "servers", "work", "exit", "runs", "points", "files", "weights", "again"),
+    "silence",
+)
 
 
 def pytest_collection_modifyitems(items):
@@ -26,29 +28,30 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    for line in config.stash.get(LINES, []):
+    for line in config.stash.get(ROWS, []):
         terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
 def installations(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("servers")
-    made = Installations(folder, f"sqlite:///{folder / 'clusters.db'}")
+    made = Installations(tmp_path_factory.mktemp("servers"))
     yield made
     made.close()
 
 
 @pytest.fixture(scope="session")
-def table(tmp_path_factory, pytestconfig):
-    """The table, whose new rows are printed after the last test."""
+def table(pytestconfig):
+    """The function that adds a row to the table, which is printed after the last test."""
     packages = {"mlflow": "MLflow", "ray": "Ray", "moto": "moto", "boto3": "boto3"}
-    packages |= {"psycopg2-binary": "psycopg2-binary"}
-    versions = [f"{shown} {version(name)}" for name, shown in packages.items()]
-    about = ", ".join([f"PostgreSQL {postgres.version()}", *versions])
-    names = [fault.identity for fault in FAULTS]
-    made = Table(f"{about}.", names, tmp_path_factory.mktemp("table") / "servers.csv")
-    yield made
-    pytestconfig.stash[LINES] = [*made.lines, "", f"These rows are in {made.page}."]
+    about = ", ".join(f"{shown} {version(name)}" for name, shown in packages.items())
+    rows = pytestconfig.stash[ROWS] = [f"{about}.", ""]
+
+    def add(*cells: object) -> None:
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+
+    add(*HEADER)
+    add(*["---"] * len(HEADER))
+    return add
 
 
 @dataclass(frozen=True)
@@ -57,23 +60,23 @@ class Twin:
 
     heard: Heard
     counts: Counts
-    weights: dict[str, str]
+    weights: Mapping[str, str]
 
 
 @pytest.fixture(scope="session")
 def twin(tmp_path_factory):
     """The function that returns the twin of a work, which is trained once."""
     folder = tmp_path_factory.mktemp("twins")
-    uri = f"sqlite:///{folder / 'twins.db'}"
+    servers = Servers(f"sqlite:///{folder / 'twins.db'}")
 
     @cache
     def trained(work: str) -> Twin:
         out = folder / work.replace(" ", "-")
-        heard = Work(arguments(work, out, uri, work), out).wait()
+        heard = Work(work, out, servers, work).wait()
         assert heard.code == 0, heard.text
-        return Twin(heard, counts(uri, work), weights(out))
+        return Twin(heard, counts(servers.uri, work), weights(out))
 
-    return lambda work: trained(work.partition(",")[0])
+    return trained
 
 
 @pytest.fixture(autouse=True)

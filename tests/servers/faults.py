@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.servers.proxy import Fate, Plan, Request
+from tests.servers.proxy import Fate, Plan
 from tests.servers.work import Work
 
 Begin = Callable[[], Work]
@@ -33,31 +33,16 @@ class Fault:
     work: str
     course: Course
 
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """What happens, to which servers, and to which work."""
-        return self.name, self.servers, self.work
 
-
-def database_is_killed(servers: Any, begin: Begin) -> Iterator[Work]:
-    """PostgreSQL is killed during the work, and starts again five seconds later."""
+def server_is_away_until_later(servers: Any, begin: Begin) -> Iterator[Work]:
+    """MLflow's server is stopped during the work, and starts when the work has ended."""
     work = begin()
     work.wait_for_rounds(1)
-    servers.database.kill()
-    time.sleep(5)
-    servers.database.start()
-    yield work
-
-
-def database_is_away_until_later(servers: Any, begin: Begin) -> Iterator[Work]:
-    """PostgreSQL is stopped during the work, and starts when the work has ended."""
-    work = begin()
-    work.wait_for_rounds(1)
-    servers.database.stop()
+    servers.server.stop()
     try:
         yield work
     finally:
-        servers.database.start()
+        servers.server.start()
 
 
 def server_is_killed(servers: Any, begin: Begin) -> Iterator[Work]:
@@ -79,19 +64,6 @@ def planned(proxy: str, plan: Plan) -> Course:
     return course
 
 
-def for_some_seconds(proxy: str, fate: Fate, seconds: float) -> Course:
-    """A proxy fails for some seconds during the work."""
-
-    def course(servers: Any, begin: Begin) -> Iterator[Work]:
-        work = begin()
-        work.wait_for_rounds(1)
-        with getattr(servers, proxy).planned(lambda request: fate):
-            time.sleep(seconds)
-        yield work
-
-    return course
-
-
 def files_are_away(servers: Any, begin: Begin) -> Iterator[Work]:
     """The server of S3 refuses connections until the work has ended."""
     with servers.files.away():
@@ -103,20 +75,10 @@ def every(number: int, fate: Fate) -> Plan:
     return lambda request: fate if request.number % number == 0 else Fate()
 
 
-def all_with(fate: Fate, *, method: str = "", end: str = "") -> Plan:
-    """Give all requests of a method, to paths with an end, the same fate."""
-
-    def plan(request: Request) -> Fate:
-        is_meant = request.method == (method or request.method) and request.path.endswith(end)
-        return fate if is_meant else Fate()
-
-    return plan
-
-
 def cut_for_a_minute(servers: Any, begin: Begin) -> Iterator[Work]:
     """The link of a node is down for a minute."""
     work = begin()
-    work.wait_for_rounds(_at_once(work))
+    work.wait_for_rounds(work.at_once)
     servers.nodes.cut()
     time.sleep(60)
     servers.nodes.connect()
@@ -126,7 +88,7 @@ def cut_for_a_minute(servers: Any, begin: Begin) -> Iterator[Work]:
 def cut_for_good(servers: Any, begin: Begin) -> Iterator[Work]:
     """The link of a node is down until the end."""
     work = begin()
-    work.wait_for_rounds(_at_once(work))
+    work.wait_for_rounds(work.at_once)
     servers.nodes.cut()
     yield work
 
@@ -134,52 +96,38 @@ def cut_for_good(servers: Any, begin: Begin) -> Iterator[Work]:
 def node_is_killed(servers: Any, begin: Begin) -> Iterator[Work]:
     """All processes of a node are killed."""
     work = begin()
-    work.wait_for_rounds(_at_once(work))
+    work.wait_for_rounds(work.at_once)
     servers.nodes.kill()
     yield work
 
 
-def _at_once(work: Work) -> int:
-    """Return how many trainings of a work run at the same time on the two nodes."""
-    return 1 if work.is_on_both_nodes else 2
-
-
-S3_REFUSES: Final = Fate(status=403, page=DENIED)
-ON_CLUSTERS: Final = ("long study", "long study, 2 workers", "long run", "long comparison")
+S3_REFUSES: Final = planned("files", every(1, Fate(status=403, page=DENIED)))
+ON_CLUSTERS: Final = ("long study", "long run", "long comparison")
 CLUSTER: Final = {
     "a node is cut off for a minute": cut_for_a_minute,
     "a node is cut off for good": cut_for_good,
     "a node is killed": node_is_killed,
 }
 FAULTS: Final = (
-    Fault("PostgreSQL is killed and starts again", "folder", "study", database_is_killed),
-    Fault("PostgreSQL is away until later", "folder", "comparison", database_is_away_until_later),
+    Fault("MLflow is away until later", "folder", "study", server_is_away_until_later),
     Fault("MLflow is killed and starts again", "folder", "comparison", server_is_killed),
     Fault(
         "503 to every third request", "folder", "comparison", planned("proxy", every(3, Fate(503)))
     ),
-    Fault("502 for 8 s", "folder", "run", for_some_seconds("proxy", Fate(502), 8)),
     Fault(
         "413 for a table",
         "folder",
         "comparison",
-        planned("proxy", all_with(Fate(413), method="PUT", end="/per_class.csv")),
+        planned("proxy", lambda one: Fate(413 if one.path.endswith("/per_class.csv") else None)),
     ),
     Fault("connections are cut", "folder", "run", planned("proxy", every(5, Fate(cut="before")))),
     Fault(
         "answers are lost", "folder", "comparison", planned("proxy", every(7, Fate(cut="after")))
     ),
     Fault("requests take 1 s", "folder", "run", planned("proxy", every(1, Fate(seconds=1)))),
-    *(
-        Fault(f"S3 {name}", servers, work, course)
-        for servers in ("served s3", "direct s3")
-        for name, work, course in (
-            ("is away", "comparison", files_are_away),
-            ("refuses", "comparison", planned("files", all_with(S3_REFUSES))),
-            ("takes 3 s", "run", planned("files", every(1, Fate(seconds=3)))),
-        )
-    ),
-    Fault("S3 refuses", "direct s3", "study", planned("files", all_with(S3_REFUSES))),
+    Fault("S3 is away", "s3", "comparison", files_are_away),
+    Fault("S3 refuses", "s3", "comparison", S3_REFUSES),
+    Fault("S3 takes 3 s", "s3", "run", planned("files", every(1, Fate(seconds=3)))),
     *(
         Fault(name, "cluster", work, course)
         for work in ON_CLUSTERS

@@ -11,28 +11,18 @@ from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 HOP_BY_HOP: Final = {
-    "connection",
-    "keep-alive",
-    "transfer-encoding",
-    "content-length",
-    "date",
-    "server",
+    *("connection", "keep-alive", "transfer-encoding", "content-length"),
+    *("date", "server"),
 }
 PATIENCE: Final = 120.0  # seconds that the server behind the proxy may take
+TEXT: Final = ("Content-Type", "text/plain")
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request that has arrived.
-
-    Attributes:
-        number: Number of the request since the plan was made, from 1.
-        method: Its method.
-        path: Its path, without the query.
-    """
+    """A request that has arrived: its number since the plan was made, and its path."""
 
     number: int
-    method: str
     path: str
 
 
@@ -41,8 +31,8 @@ class Fate:
     """What becomes of a request.
 
     Attributes:
-        status: Status of HTTP that the proxy answers; None passes the request on.
-        page: Body of that answer.
+        status: Status of HTTP that the proxy answers, with the body `page`; None passes the request
+            on.
         cut: Whether the connection is cut before the server gets the request, or after it, so that
             only the answer is lost.
         seconds: Delay.
@@ -91,7 +81,7 @@ class Proxy:
             def _handle(self) -> None:
                 proxy._count += 1
                 path = urlsplit(self.path).path
-                fate = proxy._plan(Request(proxy._count, self.command, path))
+                fate = proxy._plan(Request(proxy._count, path))
                 proxy._carry_out(self, fate)
 
             def log_message(self, *args: Any) -> None:
@@ -101,14 +91,12 @@ class Proxy:
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
         Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
 
-    def stop(self) -> None:
+    def kill(self) -> None:
+        """Stop the proxy; it may be started again."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
-
-    def kill(self) -> None:
-        self.stop()
 
     @contextmanager
     def planned(self, plan: Plan) -> Iterator[None]:
@@ -122,7 +110,7 @@ class Proxy:
     @contextmanager
     def away(self) -> Iterator[None]:
         """Refuse connections inside the context."""
-        self.stop()
+        self.kill()
         try:
             yield
         finally:
@@ -133,7 +121,7 @@ class Proxy:
         body = _body(handler)
         time.sleep(fate.seconds)
         if fate.status is not None:
-            _answer(handler, fate.status, [("Content-Type", "text/html")], fate.page)
+            _answer(handler, fate.status, [TEXT], fate.page)
             return
         if fate.cut == "before":
             handler.close_connection = True
@@ -153,7 +141,7 @@ class Proxy:
             page = answer.read()
             connection.close()
         except (OSError, HTTPException) as error:
-            _answer(handler, 502, [("Content-Type", "text/plain")], str(error).encode())
+            _answer(handler, 502, [TEXT], str(error).encode())
             return
         if fate.cut == "after":
             handler.close_connection = True

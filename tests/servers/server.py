@@ -1,9 +1,11 @@
-"""Servers that are processes of this machine."""
+"""Servers that are processes: MLflow, as `mlflow/compose.yaml` starts it, and S3."""
 
 import os
 import signal
 import subprocess
+import sys
 import time
+import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +13,13 @@ from pathlib import Path
 from typing import Final
 
 START_SECONDS: Final = 400.0
+S3_KEYS: Final = {
+    "AWS_ACCESS_KEY_ID": "flbench",
+    "AWS_SECRET_ACCESS_KEY": "flbench-tests",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+"""Environment variables of clients of S3."""
 
 
 def wait_until(holds: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
@@ -39,6 +48,7 @@ class ProcessServer(ABC):
 
     Attributes:
         address: Where clients find it.
+        environment: Environment variables besides those of the tests.
     """
 
     address: str
@@ -46,6 +56,7 @@ class ProcessServer(ABC):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
@@ -56,31 +67,23 @@ class ProcessServer(ABC):
     def answers(self) -> bool:
         """Return whether the server answers."""
 
-    def environment(self) -> dict[str, str]:
-        """Return environment variables for the server besides those of the tests."""
-        return {}
-
-    @property
-    def log(self) -> Path:
-        """The file with the server's output."""
-        return self.folder / f"{type(self).__name__}.log"
-
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
+        file = self.folder / f"{type(self).__name__}.log"
+        with file.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | self.environment(),
+                env=os.environ | self.environment,
                 cwd=self.folder,
                 start_new_session=True,
             )
         process = self._process
 
         def is_ready() -> bool:
-            assert process.poll() is None, self.log.read_text()[-2000:]
+            assert process.poll() is None, file.read_text()[-2000:]
             return self.answers()
 
         wait_until(is_ready, f"{type(self).__name__} did not answer")
@@ -105,3 +108,66 @@ class ProcessServer(ABC):
         except subprocess.TimeoutExpired:
             self.kill()
         self._process = None
+
+
+def is_healthy(address: str) -> bool:
+    """Return whether a page answers."""
+    try:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+class Mlflow(ProcessServer):
+    """A server of MLflow on the loopback interface.
+
+    Args:
+        folder: Folder for its log.
+        port: Its port.
+        s3: Address of the server of S3 to which clients send files; None to serve them from a
+            folder.
+    """
+
+    def __init__(self, folder: Path, port: int, s3: str | None) -> None:
+        super().__init__(folder)
+        self.address = f"http://127.0.0.1:{port}"
+        files = [f"--artifacts-destination={folder / 'files'}"]
+        self.environment = {
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        }
+        if s3 is not None:
+            files = ["--no-serve-artifacts", f"--default-artifact-root=s3://{S3.bucket}"]
+            self.environment |= S3_KEYS | {"MLFLOW_S3_ENDPOINT_URL": s3}
+        database = f"--backend-store-uri=sqlite:///{folder / 'mlflow.db'}"
+        self._options = [f"--port={port}", database, *files]
+
+    def command(self) -> list[str]:
+        server = [sys.executable, "-m", "mlflow", "server", "--host=127.0.0.1", "--workers=1"]
+        return [*server, *self._options]
+
+    def answers(self) -> bool:
+        return is_healthy(f"{self.address}/health")
+
+
+class S3(ProcessServer):
+    """A server of S3 with one bucket: moto, which keeps the files in its memory.
+
+    It accepts any key; a proxy before it may refuse them.
+    """
+
+    port: Final = 9000
+    address = f"http://127.0.0.1:{port}"
+    bucket: Final = "flbench"
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+
+    def answers(self) -> bool:
+        return is_healthy(f"{self.address}/moto-api/")
+
+    def start(self) -> None:
+        super().start()
+        request = urllib.request.Request(f"{self.address}/{self.bucket}", method="PUT")
+        urllib.request.urlopen(request, timeout=60).close()

@@ -12,8 +12,7 @@ pytest.importorskip("ray.tune")
 from flbench.cli import app
 from tests.servers.counting import counts
 from tests.servers.faults import FAULTS
-from tests.servers.table import Row
-from tests.servers.work import Work, arguments, weights
+from tests.servers.work import Work, weights
 
 pytestmark = [pytest.mark.servers, pytest.mark.mlflow, pytest.mark.timeout(1800)]
 
@@ -44,40 +43,34 @@ def test_nothing_is_lost(fault, installations, twin, table, tmp_path, monkeypatc
     begun: list[Work] = []
 
     def begin() -> Work:
-        given = arguments(fault.work, out, servers.uri, experiment, servers.address)
-        begun.append(Work(given, out, servers.inside([]), servers.environment))
+        begun.append(Work(fault.work, out, servers, experiment))
         return begun[0]
 
     try:
         with contextmanager(fault.course)(servers, begin) as work:
             heard = work.wait()
-        before = counts(servers.uri, experiment, servers.counted)
+        before = counts(servers.uri, experiment)
         code, _, said = sync(work, servers, capsys)
-        after = counts(servers.uri, experiment, servers.counted)
+        after = counts(servers.uri, experiment)
         _, again, _ = sync(work, servers, capsys)
         found = weights(out)
     finally:
         for one in begun:
             one.end()
-        installations.leave(servers)
+        if servers.nodes is not None:
+            servers.nodes.stop()
 
     def three(name: str) -> str:
         return " / ".join(str(getattr(one, name)) for one in (before, after, whole.counts))
 
     equal = sum(found.get(name) == value for name, value in whole.weights.items())
-    table.add(
-        Row(
-            fault.name,
-            fault.servers,
-            fault.work,
-            heard.code,
-            *(three(name) for name in ("runs", "points", "files")),
-            f"{equal} of {len(whole.weights)}",
-            again,
-            f"{heard.silence:.0f} ({whole.heard.silence:.0f})",
-        )
+    table(
+        *(fault.name, fault.servers, fault.work, heard.code),
+        *(three(name) for name in ("runs", "points", "files")),
+        *(f"{equal} of {len(whole.weights)}", again),
+        f"{heard.silence:.0f} ({whole.heard.silence:.0f})",
     )
-    (tmp_path / "stderr.txt").write_text(heard.timed)
+    (tmp_path / "stderr.txt").write_text(heard.text)
     assert heard.code == 0, heard.text
     assert "Traceback" not in heard.text
     assert code == 0, said

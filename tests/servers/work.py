@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Final
 
+from tests.servers.installations import Servers
 from tests.servers.server import wait_until, with_descendants
 from tests.support import SMALL
 from tests.tuning.test_tune import weights_in
@@ -36,13 +37,6 @@ WORKS: Final = {
     "long study": ("tune", "fedavg", *ONE, "--jobs", "2", *LONG),
 }
 """Arguments of flbench by the names of works."""
-ON_CLUSTER: Final = {
-    "long run": ("engine.name=ray", "engine.address={address}"),
-    "long comparison": ("--address", "{address}"),
-    "long study": ("--address", "{address}"),
-    "long study, 2 workers": ("--address", "{address}", "engine.name=ray", "engine.workers=2"),
-}
-"""Further arguments on a cluster. The results are those of the same work without a cluster."""
 
 
 @dataclass(frozen=True)
@@ -51,83 +45,52 @@ class Heard:
 
     Attributes:
         code: Its exit code.
-        said: The lines of its standard error, each with the time in seconds since the start.
-        seconds: How long it took.
+        text: Its standard error, each line with the time in seconds since the start.
         silence: Longest time in seconds without a line of standard error.
-        before: The last line before this time.
     """
 
     code: int
-    said: tuple[tuple[float, str], ...]
-    seconds: float
+    text: str
     silence: float
-    before: str
-
-    @property
-    def text(self) -> str:
-        """All lines of standard error."""
-        return "\n".join(line for _, line in self.said)
-
-    @property
-    def timed(self) -> str:
-        """All lines of standard error with their times, and the longest silence."""
-        lines = [f"{time:7.1f} {line}" for time, line in self.said]
-        silence = f"{self.silence:.1f} s of silence after: {self.before}"
-        return "\n".join([*lines, f"{self.seconds:7.1f} the end", silence, ""])
 
 
 class Work:
     """A command of flbench that trains, in a process of its own.
 
     Args:
-        arguments: Arguments of flbench.
+        name: Name of the work; see `WORKS`.
         out: Folder for the folder of the run, comparison or study.
-        around: Command line that the command is appended to, such as that of a namespace.
-        environment: Environment variables besides those of the tests.
-
-    Attributes:
-        out: The folder.
-        printed: Its standard output, after its end.
-        is_on_both_nodes: Whether one training of the work uses both nodes of a cluster.
+        servers: Servers that it uses.
+        experiment: Name of MLflow's experiment.
     """
 
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        out: Path,
-        around: Sequence[str] = (),
-        environment: Mapping[str, str] = {},
-    ) -> None:
+    def __init__(self, name: str, out: Path, servers: Servers, experiment: str) -> None:
         self.out = out
-        self.is_on_both_nodes = "engine.workers=2" in arguments
+        # The workers of a run are on both nodes; other works have a training on each.
+        self.at_once = 1 if name == "long run" else 2
+        command = [sys.executable, "-m", "flbench", *arguments(name, out, servers, experiment)]
+        if servers.nodes is not None:
+            command = servers.nodes.inside(command)
         self._began = time.monotonic()
         self._process = subprocess.Popen(
-            [*around, sys.executable, "-m", "flbench", *arguments],
+            command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | environment,
+            env=os.environ | servers.environment,
             start_new_session=True,
         )
-        self._said: list[tuple[float, str]] = [(self._began, "the start")]
-        self.printed = ""
-        self._ended = self._began
-        self._threads = [
-            Thread(target=target, daemon=True)
-            for target in (self._listen, self._read, self._note_end)
-        ]
-        for thread in (*self._threads, Thread(target=self._hurry_mirror, daemon=True)):
-            thread.start()
+        self._said: list[tuple[float, str]] = []
+        self._listener = Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        Thread(target=self._hurry_mirror, daemon=True).start()
 
     @property
     def folders(self) -> list[Path]:
         """The folders of all runs, comparisons or studies."""
-        found = sorted(self.out.glob("*"))
-        is_whole = all(
-            (one / "study.json").exists() or (one / "comparison.json").exists() for one in found
-        )
-        return found if is_whole else sorted(self.out.glob("*/*"))
+        markers = ("*/study.json", "*/comparison.json", "*/*/summary.json")
+        return next(filter(None, (folders_of(self.out, marker) for marker in markers)), [])
 
     def wait_for_rounds(self, trainings: int) -> None:
         """Wait until some trainings at the same time have evaluated their first rounds."""
@@ -140,21 +103,24 @@ class Work:
         wait_until(have_begun, f"{trainings} trainings have not begun", LIMIT / 2)
 
     def wait(self) -> Heard:
-        """Wait for the end of the command."""
+        """Wait for the end of the command, and of what it has left to send."""
         try:
             code = self._process.wait(max(1.0, self._began + LIMIT - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.end()
             code = -signal.SIGKILL
-        for thread in self._threads:
-            thread.join(10)
-        seconds = self._ended - self._began  # it may have ended long before this call
-        said = [*self._said, (self._began + seconds, "the end")]
-        gaps = [(after[0] - one[0], one[1]) for one, after in pairwise(said)]
-        silence, before = max(gaps)
-        heard = tuple((when - self._began, line) for when, line in self._said[1:])
+        self._listener.join(10)
+        times = [0.0, *(when for when, _ in self._said)]
+        lines = [f"{when:7.1f} {line}" for when, line in self._said]
         wait_until(lambda: not self._mirrors(), "the mirror did not end")
-        return Heard(code, heard, seconds, silence, before)
+        return Heard(code, "\n".join(lines), max(after - one for one, after in pairwise(times)))
+
+    def end(self) -> None:
+        """End the command with its children, if it still runs."""
+        if self._process.poll() is None:
+            for pid in with_descendants(self._process.pid):
+                os.kill(pid, signal.SIGKILL)
+            self._process.wait()
 
     def _mirrors(self) -> list[int]:
         """Return the processes that send the folder to MLflow: they may outlive the command."""
@@ -174,51 +140,37 @@ class Work:
                     os.setpriority(os.PRIO_PGRP, mirror, 0)
             time.sleep(2)
 
-    def end(self) -> None:
-        """End the command with its children, if it still runs."""
-        if self._process.poll() is None:
-            for pid in with_descendants(self._process.pid):
-                os.kill(pid, signal.SIGKILL)
-            self._process.wait()
-
-    def _note_end(self) -> None:
-        self._process.wait()
-        self._ended = time.monotonic()
-
     def _listen(self) -> None:
         assert self._process.stderr is not None
         with self._process.stderr as stream:
             for line in stream:
-                self._said.append((time.monotonic(), line.rstrip()))
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as stream:
-            self.printed = stream.read()
+                self._said.append((time.monotonic() - self._began, line.rstrip()))
+        self._said.append((time.monotonic() - self._began, "the end"))
 
 
-def arguments(
-    work: str, out: Path, uri: str, experiment: str, address: str | None = None
-) -> list[str]:
-    """Return the arguments of a work.
-
-    Args:
-        work: Its name.
-        out: Folder for its folder.
-        uri: Address of MLflow.
-        experiment: Name of MLflow's experiment.
-        address: Address of a Ray cluster; None without one.
-    """
-    name = work.partition(",")[0]
-    folder = [f"output.dir={out}"] if WORKS[name][0] == "run" else ["--out", str(out)]
-    cluster = [] if address is None else [one.format(address=address) for one in ON_CLUSTER[work]]
-    # Actors of Ray train like one process, and not like the vectorized engine.
-    engine = [] if "engine.name=ray" in cluster else ["engine.name=sequential"]
-    tracking = ["tracking.mlflow=true", f"tracking.uri={uri}", f"tracking.experiment={experiment}"]
-    return [*WORKS[name], *cluster, *engine, *KEYS, *folder, *tracking]
+def folders_of(out: Path, marker: str) -> list[Path]:
+    """Return the folders below a folder that have a file."""
+    return sorted(file.parent for file in out.glob(marker))
 
 
-def weights(out: Path) -> dict[str, str]:
+def arguments(name: str, out: Path, servers: Servers, experiment: str) -> list[str]:
+    """Return the arguments of flbench for a work."""
+    is_run = WORKS[name][0] == "run"
+    folder = [f"output.dir={out}"] if is_run else ["--out", str(out)]
+    engine = ["engine.name=sequential"]
+    if servers.nodes is not None:
+        address = servers.nodes.address
+        # Actors of Ray train like one process, and not like the vectorized engine.
+        of_run = ["engine.name=ray", f"engine.address={address}"]
+        engine = of_run if is_run else ["--address", address, *engine]
+    tracking = [
+        *("tracking.mlflow=true", f"tracking.uri={servers.uri}"),
+        f"tracking.experiment={experiment}",
+    ]
+    return [*WORKS[name], *engine, *KEYS, *folder, *tracking]
+
+
+def weights(out: Path) -> Mapping[str, str]:
     """Return the SHA-256 of the last weights of each training, by what it trains.
 
     The name of a run's folder begins with method and seed; a time follows. Folders of trials and

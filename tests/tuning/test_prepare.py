@@ -9,9 +9,12 @@ from flbench.cli import app
 from flbench.config import trust
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
-from flbench.core.errors import ConfigError, DataError, UserError
+from flbench.core.errors import ConfigError, DataError, RunError, UserError
+from flbench.core.parts import METRICS, offered
+from flbench.experiment import estimate
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest, resources_of
+from tests.api.own_parts import accuracy
 from tests.support import SMALL
 
 
@@ -143,6 +146,17 @@ def test_reopened_study_joins_no_cluster_that_a_folder_of_others_names(begin, mo
 
 
 @pytest.mark.slow
+def test_reopened_study_asks_for_its_metric_again(begin):
+    metrics = {METRICS: {"right": lambda confusion: accuracy(confusion)}}
+    with offered(metrics):
+        folder, _ = begin("fedavg", more=("evaluation.metrics.right.source=object",))
+        prepare.reopen(folder, {})
+
+    with pytest.raises(ConfigError, match="metrics"):
+        prepare.reopen(folder, {})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
@@ -159,6 +173,20 @@ def test_study_of_other_data_or_damaged_is_refused(begin, name, changes, named):
 
     with pytest.raises(UserError, match=named):
         prepare.reopen(folder, {})
+
+
+@pytest.mark.slow
+def test_equal_steps_need_a_method_whose_steps_can_be_counted(begin, monkeypatch):
+    real = estimate.measure
+
+    def measure(experiment):
+        if experiment.config.algorithm.name == "local":
+            raise RunError("no")
+        return real(experiment)
+
+    monkeypatch.setattr(estimate, "measure", measure)
+    with pytest.raises(UserError, match=r"`equal=steps`.* local "):
+        begin("fedavg", "local", equal="steps", scheduler="none")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import optuna
 import pytest
 
 from flbench.core.errors import ConfigError
@@ -116,7 +117,7 @@ def test_grid_is_the_product_without_the_defaults_and_the_rest_is_random():
         of("grid", space, defaults, trials=2)
 
 
-@pytest.mark.parametrize("state", ["stopped", "diverged", "failed"])
+@pytest.mark.parametrize("state", ["stopped", "diverged", "failed", "finished"])
 def test_region_where_trials_do_not_finish_is_left(state):
     """tau > 0.5 never finishes: fewer than a quarter of the modelled trials go there."""
 
@@ -124,10 +125,22 @@ def test_region_where_trials_do_not_finish_is_left(state):
         if params["algorithm.tau"] <= 0.5:
             return {"state": "finished", "score": 0.5, "round": 9, "params": params}
         # A stopped one has a high score, but not of the last round: finished ones count more.
-        found = {"stopped": 0.9, "diverged": None, "failed": math.nan}[state]
+        found = {"stopped": 0.9, "failed": math.nan}.get(state)
         return {"state": state, "score": found, "round": 2, "params": params}
 
     taus = [one["params"]["algorithm.tau"] for one in searched(of("optuna", trials=40), result)]
 
     modelled = taus[10:]
     assert sum(tau > 0.5 for tau in modelled) < len(modelled) / 4
+
+
+def test_what_proposals_depend_on_is_no_default_of_optuna(monkeypatch):
+    asked, tpe = {}, optuna.samplers.TPESampler
+    monkeypatch.setattr(
+        optuna.samplers, "TPESampler", lambda **given: asked.update(given) or tpe(**given)
+    )
+
+    of("optuna", trials=15)
+
+    wanted = {"multivariate": True, "constant_liar": True, "group": False}
+    assert asked.items() >= (wanted | {"n_startup_trials": 5, "n_ei_candidates": 24}).items()

@@ -64,6 +64,18 @@ def test_parameter_is_drawn_only_where_its_conditions_hold():
         assert ("algorithm.tau" in params) == (share == "body" and nesterov is True)
 
 
+def test_optuna_learns_those_defaults_of_the_first_trial_that_lie_in_the_ranges():
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    defaults = {"train.optimizer.lr": 5.0, "algorithm.tau": 0.2, "algorithm.a": None}
+    study.enqueue_trial(ALL.inside(defaults))
+
+    first, second = study.ask(), study.ask()
+
+    assert ALL.suggest(first, defaults) == defaults
+    assert first.params == {"algorithm.tau": 0.2}
+    assert ALL.suggest(second, defaults).keys() == ALL.parameters.keys()
+
+
 def test_grid_is_the_product_of_ends_middles_and_choices_where_they_are_active():
     space = space_of(
         "train.optimizer.lr: {loguniform: [0.01, 1]}",
@@ -174,7 +186,10 @@ WRONG = [
     "algorithm.tau: {loguniform: [0, 1]}",
     "algorithm.tau: {int: [0, 2.5]}",
     "algorithm.tau: {uniform: [0, 1], when: algorithm.share}",
+    "algorithm.tau: {uniform: [1]}",
     "algorithm.tau: {choice: []}",
+    "algorithm.share: {choice: [body, full, body]}",
+    "algorithm.name: {choice: [fedavg, hfcd]}",
     "algorithm.tau: {choice: [[1, 2]]}",
     "algorithm.tau: {fixed: 1, when: {algorithm.share: full}}",
     "algorithm.tau: {fixed: 1, when: {train.optimizer.lr: 0.1}}",
@@ -195,11 +210,13 @@ def test_wrong_entry_is_one_line_with_its_key_and_place(tmp_path, entry):
     assert "\n" not in message
 
 
-def test_conditions_that_contradict_each_other_are_refused(tmp_path):
+@pytest.mark.parametrize("when", ["{algorithm.b: 1, algorithm.a: 2}", "{algorithm.a: 3}"])
+def test_conditions_that_cannot_hold_are_refused(tmp_path, when):
+    """Because they contradict each other, or a value is not there."""
     entries = (
         "algorithm.a: {choice: [1, 2]}",
         "algorithm.b: {choice: [1, 2], when: {algorithm.a: 1}}",
-        "algorithm.c: {choice: [1, 2], when: {algorithm.b: 1, algorithm.a: 2}}",
+        f"algorithm.c: {{choice: [1, 2], when: {when}}}",
     )
     with pytest.raises(ConfigError, match=r"`algorithm.c` .*s.yaml:5"):
         space_in(tmp_path, *entries)

@@ -2,20 +2,25 @@
 
 import dataclasses
 import hashlib
+import sys
 
+import cloudpickle
 import pytest
 from safetensors.torch import load_file
 
 from flbench.config import resolve
 from flbench.config.sources import Layer
+from flbench.core.errors import UserError
 from flbench.core.tree import digest
 from flbench.data import partition_files
 from flbench.experiment import assembly, checkpoint
 from flbench.metrics import names as metric_names
 from flbench.results import metrics_file
 from flbench.tuning import trial
-from flbench.tuning.study import TrialFolder
-from flbench.workers.shipping import NOTHING
+from flbench.tuning.study import StudyFolder, TrialFolder
+from flbench.workers.portable import portable
+from flbench.workers.shipping import NOTHING, Parcel
+from tests.installed import needs
 from tests.support import config_of, run
 
 pytestmark = pytest.mark.slow
@@ -97,6 +102,21 @@ def test_trial_trains_as_a_run_with_its_parameters(federation, folders, tmp_path
     assert not (folders[0].path / "summary.json").exists()
 
 
+@needs("peft")
+def test_trial_on_a_net_with_adapters_is_a_run(tmp_path, folders):
+    items = ["model=lenet5", "model.lora.rank=1", "partition.seed=0", "partition.clients=3"]
+    items += ["partition.samples=120", "train.rounds=2", "output.keep_trials=all"]
+    federation = assembly.load_federation(config_of(*items))
+    params = {"train.optimizer.lr": 0.05, "model.lora.rank": 2}
+
+    trained(folders[0], base_of(federation, "fedper", items), federation, params)
+
+    items += ["algorithm=fedper", *(f"{key}={value}" for key, value in params.items())]
+    path, summary = run(tmp_path / "runs", *items)
+    assert weights_in(folders[0].path) == weights_in(path)
+    assert resolve.read(folders[0].path / "config.yaml").hash() == summary["config_hash"]
+
+
 def test_search_never_reads_a_test_sample(federation, folders):
     """Test samples without a number, other labels: the same trial, to the byte."""
     labels, samples = federation.y.clone(), federation.x.float()
@@ -166,6 +186,28 @@ def test_a_trial_that_the_scheduler_has_stopped_is_saved_if_all_are_kept(
     assert folders[0].read()["state"] == "running"  # the process with the scheduler writes the end
 
 
+class OfMissingModule:
+    """An object that a worker process cannot read."""
+
+    def __reduce__(self):
+        return __import__, ("module_of_this_process_alone",)
+
+
+def test_trial_that_cannot_read_what_it_is_sent_fails_with_the_reason(
+    federation, folders, monkeypatch
+):
+    # What arrives sets the folders in which its process looks for modules.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    content = {"model": OfMissingModule()}, {}, {}
+    sealed = Parcel(cloudpickle.dumps(portable(content, cloudpickle.dumps)))
+
+    assert not trained(folders[0], base_of(federation, parcel=sealed), federation)
+
+    record = folders[0].read()
+    assert record["state"] == "failed"
+    assert "module_of_this_process_alone" in record["reason"]
+
+
 def test_run_folder_of_another_trial_goes_on_with_own_parameters(federation, folders):
     """As in population based training: the weights of one trial, the parameters of another."""
     donor, heir = base_of(federation), base_of(federation, items=(*ITEMS, "train.optimizer.lr=0.3"))
@@ -203,3 +245,14 @@ def test_trial_whose_clients_all_diverge_ends_early(federation, folders):
     assert record["state"] == "diverged"
     assert record["round"] < 4
     assert record["reason"]
+
+
+def test_study_is_worked_on_by_one_process_at_a_time(tmp_path):
+    folder = StudyFolder.create(tmp_path, "study")
+    folder.write("study.json", "{}")
+
+    with pytest.raises(UserError, match=folder.path.name):
+        StudyFolder.reopen(folder.path)
+
+    folder.close()
+    StudyFolder.reopen(folder.path).close()

@@ -1,14 +1,9 @@
-"""Where Ray places cells and workers of an engine, on GPUs that are declared and not there.
+"""Which GPUs cells and trials get from Ray, on GPUs that are declared and not there."""
 
-The trainings run on the CPU, or not at all; each process records the GPUs that it gets, and when.
-"""
-
-import json
 import os
 import sys
 import time
-from contextlib import contextmanager
-from pathlib import Path
+from itertools import pairwise
 
 import cloudpickle
 import pytest
@@ -22,12 +17,13 @@ from flbench.jobs.samples import LoadedSamples
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest
 from flbench.workers.ray_resources import CELL, TRIAL, Resources
-from tests.support import SMALL, config_of
+from tests.support import SMALL, build, config_of
 from tests.tuning.test_prepare import layers_of
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.tune")
 
+from flbench.engine import ray as ray_engine  # noqa: E402
 from flbench.jobs.launchers import launcher, ray_actors  # noqa: E402
 from flbench.workers.ray_resources import cluster  # noqa: E402
 
@@ -37,88 +33,20 @@ DEVICES = 2
 CPU = EngineConfig(name="sequential", device="cpu", threads=1)
 CONNECTED = "127.0.0.1:1"  # an address that is not used: this process is connected to a cluster
 SHORT = {"data": "digits", "train": {"rounds": 1}, "progress": False}
-PATIENCE = 120.0  # seconds to wait for the others
-LONGER = 1.0  # seconds in which a process that must not start would be seen
-
-
-@contextmanager
-def recorded(folder: Path, name: str, together: int):
-    """Record the assignment of this process, until as many as `together` have begun."""
-    visible, begin = os.environ.get("CUDA_VISIBLE_DEVICES", ""), time.time()
-    found = {
-        "name": name,
-        "gpus": [str(gpu) for gpu in ray.get_gpu_ids()],
-        "visible": visible.split(",") if visible else [],
-        "node": ray.get_runtime_context().get_node_id(),
-        "begin": begin,
-    }
-    (folder / f"{name}.begun").touch()
-    while len(list(folder.glob("*.begun"))) < together and time.time() < begin + PATIENCE:
-        time.sleep(0.05)
-    time.sleep(LONGER)
-    try:
-        yield
-    finally:
-        (folder / f"{name}.json").write_text(json.dumps(found | {"end": time.time()}))
-
-
-def assignments(folder: Path) -> list[dict]:
-    return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
-
-
-def most_at_once(found: list[dict]) -> int:
-    """The largest number of assignments that overlap."""
-    return max(sum(a["begin"] <= b["begin"] < a["end"] for a in found) for b in found)
-
-
-def on_each(found: list[dict]) -> dict[tuple[str, str], list[dict]]:
-    """The assignments of each device, which is a node and an index; each process sees just one."""
-    by_device: dict[tuple[str, str], list[dict]] = {}
-    for one in found:
-        assert one["visible"] == one["gpus"]
-        [gpu] = one["gpus"]
-        by_device.setdefault((one["node"], gpu), []).append(one)
-    return by_device
 
 
 class RecordingActor:
-    """Stands for `JobWorker`: it trains nothing."""
-
-    folder: Path
-    together: int
+    """Stands for `JobWorker`: it trains nothing, and says which GPUs its process has."""
 
     def __init__(self, parcel):
         pass
 
     def train(self, task, samples, rest, partition):
-        with recorded(self.folder, task.path.name, self.together):
-            return Outcome(None)
-
-
-class Cells:
-    """A plan that keeps the outcomes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.outcomes = folder, []
-
-    def task(self, job: Job) -> Task:
-        return Task(self.folder / job.name, job.layer)
-
-    def begin(self, job: Job) -> None:
-        pass
-
-    def end(self, job: Job, outcome: Outcome) -> None:
-        self.outcomes.append(outcome.reason)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def by_value():
-    """The classes of this module travel by value: workers have no path to the tests."""
-    for one in (cloudpickle, ray.cloudpickle):
-        one.register_pickle_by_value(sys.modules[__name__])
-    yield
-    for one in (cloudpickle, ray.cloudpickle):
-        one.unregister_pickle_by_value(sys.modules[__name__])
+        begin = time.time()
+        time.sleep(1.0)  # so that others begin before it ends
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, ray.get_gpu_ids()))
+        found = [os.environ["CUDA_VISIBLE_DEVICES"], str(begin), str(time.time())]
+        return Outcome(None, notes=tuple(found))
 
 
 @pytest.fixture(scope="module")
@@ -129,24 +57,62 @@ def two_devices():
     ray.shutdown()
 
 
-def trained_cells(folder: Path, count: int, resources: Resources) -> None:
-    jobs = [Job(f"job{k}", "ft", "", "", k, config_of(*SMALL), {}) for k in range(count)]
-    plan = Cells(folder)
-    with launcher(jobs, LoadedSamples(), resources, print) as chosen:
-        executor.carry_out(jobs, chosen, plan.task, plan.begin, plan.end)
-    assert plan.outcomes == [None] * count
+@pytest.fixture
+def by_value():
+    """The classes of this module travel by value: workers have no path to the tests."""
+    for one in (cloudpickle, ray.cloudpickle):
+        one.register_pickle_by_value(sys.modules[__name__])
+    yield
+    for one in (cloudpickle, ray.cloudpickle):
+        one.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def test_cells_have_a_gpu_each(two_devices, tmp_path, monkeypatch):
-    RecordingActor.folder, RecordingActor.together = tmp_path, DEVICES
+def test_cells_have_a_gpu_each(two_devices, by_value, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_actors, "JobWorker", RecordingActor)
+    jobs = [Job(f"job{k}", "ft", "", "", k, config_of(*SMALL), {}) for k in range(4)]
+    outcomes = []
+    resources = Resources(DEVICES, CPU, 1.0, 0, kind=CELL)
+    with launcher(jobs, LoadedSamples(), resources, print) as chosen:
+        executor.carry_out(
+            jobs,
+            chosen,
+            lambda job: Task(tmp_path / job.name, job.layer),
+            lambda job: None,
+            lambda job, outcome: outcomes.append(outcome),
+        )
 
-    trained_cells(tmp_path, 4, Resources(DEVICES, CPU, 1.0, 0, kind=CELL))
+    times = {}
+    for device, begin, end in (outcome.notes for outcome in outcomes):
+        times.setdefault(device, []).append((float(begin), float(end)))
+    assert times.keys() == {"0", "1"}
+    assert sum(map(len, times.values())) == 4
+    for found in map(sorted, times.values()):  # one after the other
+        assert all(one[1] <= after[0] for one, after in pairwise(found))
 
-    devices = on_each(assignments(tmp_path))
-    assert {gpu for _, gpu in devices} == {"0", "1"}
-    assert sum(map(len, devices.values())) == 4
-    assert {most_at_once(some) for some in devices.values()} == {1}
+
+class RecordingWorker:
+    """Stands for the worker of an engine: it has no engine."""
+
+    def __init__(self, samples, rest):
+        pass
+
+    def assigned(self):
+        return [str(gpu) for gpu in ray.get_gpu_ids()]
+
+
+def test_workers_of_an_engine_have_a_gpu_each(two_devices, by_value, monkeypatch):
+    monkeypatch.setattr(ray_engine, "Worker", RecordingWorker)
+    built = build(*SMALL)
+    config = config_of(*SMALL, "engine.name=ray", "engine.workers=auto", "engine.device=cuda")
+    engine = ray_engine.RayEngine(built.net, built.federation, config.engine)
+    found = []
+    try:
+        engine._pool.submit(0, "assigned")
+        while not found:
+            found = engine._pool.ended(1.0)
+    finally:
+        engine.close()
+    assert found[0].value in (["0"], ["1"])
 
 
 @pytest.mark.parametrize(
@@ -178,16 +144,9 @@ def test_a_worker_says_that_the_gpu_of_its_node_is_not_there(two_devices, tmp_pa
     with pytest.raises(RunError, match=r"`engine\.device`=cuda"):
         fl.run("fedavg", **SHORT, engine=engine, output={"dir": tmp_path})
 
+    own = {"engine": {"precision": "tf32"}, "seeds": 1, "jobs": 1, "address": CONNECTED}
     with pytest.raises(RunError, match="GPU"):  # a cell
-        fl.compare(
-            "local",
-            **SHORT,
-            engine={"precision": "tf32"},
-            seeds=1,
-            jobs=1,
-            address=CONNECTED,
-            out=tmp_path,
-        )
+        fl.compare("local", **SHORT, **own, out=tmp_path)
 
 
 @pytest.mark.parametrize(
