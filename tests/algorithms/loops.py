@@ -13,6 +13,7 @@ from torch import Tensor
 from flbench.core.rng import Draw
 from flbench.core.types import State, Tree
 from flbench.experiment.assembly import Experiment
+from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
 from flbench.testing import after
 from tests.support import build
@@ -132,6 +133,25 @@ def weighted_sum(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
 def platform(*overrides: str, rounds: int) -> State:
     """Return the state after all rounds of an experiment with KEYS."""
     return after(build(*KEYS, f"train.rounds={rounds}", *overrides), rounds)
+
+
+def assert_predicts(
+    built: Experiment,
+    state: State,
+    logits: Callable[[int, Tensor], Tensor],
+    played: State | None = None,
+) -> None:
+    """Assert that clients predict their test parts by these logits: (client, inputs) -> [n, C].
+
+    The settings are those of the round after the state `played`, by default of the next round.
+    """
+    settings = settings_of(built.algorithm, state if played is None else played)
+    predicted = dict(built.evaluator(print).predictions(state, settings))
+    federation = built.federation.to(torch.device("cpu"), torch.float64)
+    assert len(predicted) > 1
+    for i, classes in predicted.items():
+        x = federation.inputs(federation.partition.parts["test"][i], torch.float64).flatten(1)
+        assert torch.equal(classes.reshape(-1), logits(i, x).argmax(dim=1)), i
 
 
 def assert_equal(found: Tensor, expected: Tensor, what: object, tolerance: float = EXACT) -> None:

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from flbench.config.schema import LoraConfig, OwnModelConfig
 from flbench.experiment import rounds
 from flbench.models import lora
 from flbench.testing import after, played
@@ -169,28 +167,11 @@ def test_head_is_shared_or_personal_or_frozen(method):
 
 
 def test_ffalora_refuses_embeddings_whose_first_factor_is_zero():
-    class Tokens(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.backbone = nn.Sequential(nn.Embedding(20, 6), nn.Flatten())
-            self.head = nn.Linear(18, 2)
+    algorithm = build(*LORA, "algorithm=ffalora").algorithm
+    net = algorithm.setting.net
+    embedding = replace(net.adapters[0], layer="backbone.words", begins_with_zero_a=True)
+    setting = replace(algorithm.setting, net=replace(net, adapters=(embedding,)))
 
-        def forward(self, x):
-            return self.head(self.backbone(x))
+    [sentence] = algorithm.with_setting(setting).requires()
 
-    net = Tokens()
-    config = OwnModelConfig(name="x", lora=LoraConfig(rank=2, targets=["backbone.0"]))
-    lora.inject(net, config)
-    [adapter] = lora.adapters(net)
-    assert not net.get_parameter(adapter.a).any()
-    assert net.get_parameter(adapter.b).any()
-    built = build(*LORA, "algorithm=ffalora")
-    spec = replace(built.algorithm.setting.net, adapters=(adapter,))
-
-    other = type(built.algorithm)(
-        built.algorithm.config, replace(built.algorithm.setting, net=spec)
-    )
-
-    [sentence] = other.requires()
-    assert "`backbone.0`" in sentence
-    assert "model.lora.targets" in sentence
+    assert "`backbone.words`" in sentence

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from flbench.algorithms.apfl import clip_alpha
+from flbench.core.types import Context
 from flbench.testing import after, played
 from tests.algorithms.plain import EPOCHS, FULL, LR, ROUNDS, Plain, assert_close
 from tests.support import build
@@ -101,3 +103,9 @@ def test_alpha_takes_its_step_on_the_first_batch_of_the_round():
         found = float(before["alpha"][i] - now.clients["alpha"][i]) / lr
         assert abs(inner) > 1e-3
         assert found == pytest.approx(inner, rel=1e-5)
+
+
+def test_alpha_stays_between_zero_and_one():
+    for value, expected in ((-0.2, 0.0), (0.3, 0.3), (1.7, 1.0)):
+        context = Context(leaves={"alpha": torch.tensor(value)}, start={}, ctx={})
+        assert clip_alpha(context)["alpha"] == torch.tensor(expected)

@@ -7,8 +7,9 @@ from torch.nn.functional import cross_entropy
 
 from flbench.algorithms.dfedhp import PHI
 from flbench.algorithms.shared.sparse import MASK
+from flbench.experiment.rounds import settings_of
 from flbench.testing import after, played
-from tests.algorithms.plain import generated, pruned_and_regrown
+from tests.algorithms.plain import assert_close, generated, pruned_and_regrown
 from tests.algorithms.test_dfedhp import HEAD, LEAVES, ROUGH, SMALL
 from tests.support import build
 
@@ -88,7 +89,9 @@ def test_rounds_are_the_loop_of_dfedhp_with_masks():
 
         state, _ = played(built, state)
 
+        models = list(built.evaluator(print).deployed(state, settings_of(built.algorithm, state)))
         for i, own in enumerate(clients):
+            assert_close(models[i], looked_at(own, masks[i]), tiny=1e-12)
             for name in weighty:
                 assert torch.equal(state.clients[MASK + name][i], masks[i][name]), (t, i, name)
             for name, value in own.items():

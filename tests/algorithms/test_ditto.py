@@ -2,10 +2,10 @@
 
 import pytest
 
+from flbench.experiment.rounds import settings_of
 from flbench.testing import after
-from tests.algorithms.plain import EPOCHS, FULL, LR, ROUNDS, Plain, accuracies, assert_close
-from tests.algorithms.test_identities import POLICIES
-from tests.support import build, run
+from tests.algorithms.plain import EPOCHS, FULL, LR, ROUNDS, Plain, assert_close
+from tests.support import build
 
 
 @pytest.mark.slow
@@ -40,23 +40,9 @@ def test_both_models_equal_a_loop(anchor, weights):
     state = after(built, ROUNDS)
 
     assert_close(state.server, w, tiny=1e-12)
-    for client in range(5):
+    settings = settings_of(built.algorithm, state)
+    for client, model in enumerate(built.evaluator(print).deployed(state, settings)):
         mine = {name.removeprefix("v."): rows[client] for name, rows in state.clients.items()}
         assert mine.keys() == v[client].keys()
         assert_close(mine, v[client], tiny=1e-12)
-
-
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.slow
-def test_what_is_evaluated_is_the_personal_model_at_both_moments(tmp_path, policy):
-    """Aggregation does not touch v: with all clients it is the same before and after it."""
-    norm = ("model.name=lenet5", f"train.batchnorm={policy}", "train.optimizer.lr=0.1")
-    rounds = ("train.rounds=1", "train.local_epochs=2")
-    path, _ = run(tmp_path, "algorithm=ditto", "algorithm.lam=0.1", *norm, *rounds)
-    fedavg, _ = run(tmp_path, "algorithm=fedavg", *norm, *rounds)
-
-    assert accuracies(path, "personal") == accuracies(path, "personal@local")
-    assert accuracies(path, "personal") != accuracies(fedavg, "personal")
-    if policy == "average":  # else there is no model that all share
-        assert accuracies(path, "gm", "common") == accuracies(fedavg, "gm", "common")
+        assert_close(model, v[client], tiny=1e-12)

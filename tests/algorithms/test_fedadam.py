@@ -1,11 +1,9 @@
 """FedAdam, FedYogi and FedAdagrad: the paper's formulas in a plain loop, limits."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from flbench.testing import after, played
+from flbench.testing import after
 from tests.algorithms.loops import KEYS, Clients, assert_equal, mean_cross_entropy, platform
 from tests.algorithms.plain import assert_close
 from tests.algorithms.test_identities import LENET
@@ -110,13 +108,3 @@ def test_statistics_of_batchnorm_are_averaged_without_a_step_of_the_server():
     assert len(statistics) == 6
     assert all(torch.equal(found[name], fedavg[name]) for name in statistics)
     assert not torch.equal(found["head.weight"], fedavg["head.weight"])
-
-
-@pytest.mark.slow
-def test_a_round_without_an_optimizer_step_changes_nothing():
-    built = build("algorithm=fedadam")
-    state, results = played(built, after(built, 1))
-
-    update = built.algorithm.aggregate(state, replace(results, steps=0 * results.steps))
-
-    assert update.server == {}

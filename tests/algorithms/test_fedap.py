@@ -181,3 +181,15 @@ def test_bytes_leave_batchnorm_out_and_list_the_set_up_apart():
     assert traffic["up_bytes"] == 5 * (2 * (rest + norm) + 3 * rest)
     assert traffic["down_bytes"] == 5 * ((rest + norm) + 3 * rest)
     assert traffic["setup_bytes"] == 5 * ((rest + norm) + 4 * 2 * 22)
+
+
+def test_batchnorm_begins_as_the_common_models():
+    built = build(*KEYS)
+    state = after(built, 1)
+    local = built.algorithm.setting.net.names("batchnorm")
+
+    begun, _ = played(built, state)
+
+    for name in local:
+        common = state.server[name]
+        assert torch.equal(begun.clients[name], common.expand(5, *common.shape)), name

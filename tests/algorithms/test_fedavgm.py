@@ -1,7 +1,5 @@
 """FedAvgM: the paper's formulas in a plain loop, FedAvg without momentum."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -61,13 +59,3 @@ def test_server_equals_an_optimizer_of_pytorch(nesterov):
         server.step()
 
         assert_close({name: state.server[name] for name in names}, w, tiny=1e-12)
-
-
-@pytest.mark.slow
-def test_a_round_without_an_optimizer_step_changes_nothing():
-    built = build("algorithm=fedavgm")
-    state, results = played(built, after(built, 1))
-
-    update = built.algorithm.aggregate(state, replace(results, steps=0 * results.steps))
-
-    assert update.server == {}

@@ -6,7 +6,7 @@ import torch
 from flbench.algorithms.fedcac import composed, find_critical
 from flbench.core.tree import only
 from flbench.core.types import Context
-from flbench.experiment.rounds import settings_of
+from flbench.experiment.rounds import settings_of, train
 from flbench.testing import after
 from tests.algorithms.loops import (
     BACKBONE,
@@ -141,21 +141,13 @@ def test_scores_of_ties_and_zeros():
 @pytest.mark.slow
 def test_right_after_training_a_client_has_what_it_trained():
     """Not what its mask makes of the values that the server has not sent yet."""
-    keys = (*KEYS, "algorithm=fedcac")
-    built = build(*keys)
+    built = build(*KEYS, "algorithm=fedcac")
     state = built.start()
-    ids = torch.tensor(Clients(built).cohort(0))
-    program = built.algorithm.program(state)
-    names = only(state.clients, program.keeps)
     settings = settings_of(built.algorithm, state)
-    results = built.engine.run(
-        program,
-        ids,
-        rows=lambda some: {name: value[some] for name, value in names.items()},
-        dispatch=lambda some: built.algorithm.dispatch(state, some),
-        settings=settings,
-    )
-    for k in range(len(ids)):
+
+    results = train(built.algorithm, built.engine, state, settings).results
+
+    for k in range(len(results.ids)):
         leaves = {name: value[k] for name, value in {**results.kept, **results.sent.values}.items()}
         model = composed(Context(leaves=leaves, start=leaves, ctx={}), NET)
         for name in NET:

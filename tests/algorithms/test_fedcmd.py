@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flbench.algorithms.fedcmd import majority
+from flbench.algorithms.shared.election import smallest
 from flbench.core.types import Message, Results, State
 from flbench.data import batches
 from flbench.experiment.rounds import exchange, settings_of, train
@@ -184,3 +185,16 @@ def test_bytes_of_both_phases_are_those_of_the_table():
     assert costs[0] == (0, w + 4)
     assert costs[1] == (w + behind, w)  # phase 1's model, then the mixed layers
     assert costs[2] == (w - 4 * sizes["fc1"], w)
+
+
+def test_scores_that_differ_by_rounding_are_equal():
+    scores = torch.tensor([2e-17, 0.0, 0.3], dtype=torch.float64)
+
+    assert smallest(scores).tolist() == [1, 1, 0]
+    assert smallest(scores + torch.tensor([1e-6, 0, 0])).tolist() == [0, 1, 0]
+
+
+def test_without_a_vote_the_classifier_is_personal():
+    built = build(*KEYS)
+
+    assert built.algorithm.personal_layer(built.start()).name == "head"

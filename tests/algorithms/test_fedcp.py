@@ -10,7 +10,6 @@ from scipy.integrate import quad
 from flbench.algorithms.fedcp import logistic, mean_gate
 from flbench.core.rng import uniform
 from flbench.core.tree import only
-from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.loops import (
     BACKBONE,
@@ -22,6 +21,7 @@ from tests.algorithms.loops import (
     WIDTH,
     Clients,
     assert_equal,
+    assert_predicts,
     mean_cross_entropy,
     net,
     platform,
@@ -116,7 +116,7 @@ def slow_rounds(clients, lam, policy, rows, rounds):
 @pytest.mark.slow
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("lam", [5.0, 0.0, 20.0])
+@pytest.mark.parametrize("lam", [5.0, 0.0])
 def test_rounds_equal_a_loop(lam, engine):
     keys = ("algorithm=fedcp", f"algorithm.lam={lam}")
     built = build(*keys, *KEYS)
@@ -137,22 +137,18 @@ def test_rounds_equal_a_loop(lam, engine):
 @pytest.mark.slow
 def test_deployed_model_has_both_heads():
     built = build(*KEYS, "algorithm=fedcp")
-    clients, state = Clients(built), after(built, 2)
-    evaluator, settings = built.evaluator(print), settings_of(built.algorithm, state)
-    predicted = dict(evaluator.predictions(state, settings))
+    state = after(built, 2)
 
     def gate(j, odds):
         grown = odds.exp()
         formula = grown * (grown - 1 - odds) / (grown - 1) ** 2
         return torch.where(odds.abs() < 1e-5, 0.5 + odds / 6, formula)
 
-    rows = built.federation.partition.parts["test"]
-    inputs = built.federation.to(torch.device("cpu"), torch.float64)
-    for i in range(len(clients)):
+    def logits(i, x):
         leaves = state.server | {name: state.clients[name][i] for name in OWN}
-        z, _ = net(leaves, inputs.inputs(rows[i], torch.float64).flatten(1))
-        logits = slow_logits(leaves, z, condition(leaves[OWN[0]]), gate)
-        assert torch.equal(predicted[i].reshape(-1), logits.argmax(dim=1)), i
+        return slow_logits(leaves, net(leaves, x)[0], condition(leaves[OWN[0]]), gate)
+
+    assert_predicts(built, state, logits)
 
 
 def test_mean_gate_is_the_integral_over_the_noise():

@@ -4,13 +4,12 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from math import exp, log, pi
 
 import pytest
 import torch
-from scipy import integrate
 
 from flbench.algorithms.fedcpmd import elected
+from flbench.algorithms.shared.shift import DISTANCES, Gaussian
 from flbench.core.rng import Draw
 from flbench.core.types import Message, Results, State, Tree
 from flbench.experiment.rounds import exchange, settings_of, train
@@ -54,38 +53,24 @@ def gaussian(values: torch.Tensor) -> tuple[float, float]:
     return float(scaled.mean()), max(1e-3, float(scaled.std(correction=0)))
 
 
-def js(p: tuple[float, float], q: tuple[float, float]) -> float:
-    cuts = sorted({m + k * s for m, s in (p, q) for k in (-8, -5, -3, -1, 0, 1, 3, 5, 8)})
-
-    def density(x: float, mean: float, std: float) -> float:
-        return exp(-(((x - mean) / std) ** 2) / 2) / (std * (2 * pi) ** 0.5)
-
-    def inside(x: float) -> float:
-        here = [density(x, *p), density(x, *q)]
-        return sum(f * log(2 * f / sum(here)) for f in here if f > 0) / 2
-
-    return sum(integrate.quad(inside, low, high)[0] for low, high in pairwise(cuts))
-
-
-SLOW = {
-    "js": js,
-    "wasserstein": lambda p, q: ((p[0] - q[0]) ** 2 + (p[1] - q[1]) ** 2) ** 0.5,
-}
+def distance(name: str, p: tuple[float, float], q: tuple[float, float]) -> float:
+    """A distance of flbench; shared/test_shift.py compares them with quadratures."""
+    return float(DISTANCES[name](*(Gaussian(*torch.tensor(one).double()) for one in (p, q))))
 
 
 @pytest.mark.slow
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
-    ("net", "distance", "scale"),
+    ("net", "name", "scale"),
     [("lenet5", "js", "channels"), ("mlp", "wasserstein", "raw")],
 )
-def test_scores_are_those_of_a_slow_loop_over_samples(engine, net, distance, scale):
-    """Eq. 7 is computed with hooks, sample by sample; other distances are in test_shift.py.
+def test_scores_are_those_of_a_slow_loop_over_samples(engine, net, name, scale):
+    """Eq. 7 is computed with hooks, sample by sample.
 
     It has the pixels of the file in [0, 1], or, without scaling, the inputs of the net.
     """
-    keys = (f"model.name={net}", f"engine.name={engine}", f"algorithm.distance={distance}")
+    keys = (f"model.name={net}", f"engine.name={engine}", f"algorithm.distance={name}")
     built = build(*FULL, *keys, f"algorithm.inputs={scale}")
     state = after(built, 1)
     model, federation = built.net.double().eval(), built.federation.to("cpu", torch.float64)
@@ -99,8 +84,8 @@ def test_scores_are_those_of_a_slow_loop_over_samples(engine, net, distance, sca
     handles = [layer.register_forward_hook(partial(watch, k)) for k, layer in enumerate(layers)]
     for client in range(5):
         seen.clear()
-        for name, leaf in net_leaves(model).items():
-            leaf.data.copy_(state.clients[name][client])
+        for leaf_name, leaf in net_leaves(model).items():
+            leaf.data.copy_(state.clients[leaf_name][client])
         rows = federation.partition.parts["train"][client]
         inputs = [federation.inputs([row], torch.float64) for row in rows]
         with torch.no_grad():
@@ -115,8 +100,7 @@ def test_scores_are_those_of_a_slow_loop_over_samples(engine, net, distance, sca
             x = gaussian(built.federation.x[rows].double() / 16)
             y = raw_gaussian(labels / 9)
             outputs = [gaussian(values) for values in outputs]
-        d = SLOW[distance]
-        gap = [d(o, y) - d(o, x) for o in outputs]
+        gap = [distance(name, o, y) - distance(name, o, x) for o in outputs]
         scores = [abs(later - first) for first, later in pairwise(gap)]
 
         assert state.server["score_sums"][client].tolist() == pytest.approx(scores, abs=1e-6)
@@ -128,22 +112,6 @@ def test_scores_are_those_of_a_slow_loop_over_samples(engine, net, distance, sca
 
 
 # Phase 1
-
-
-def test_classifier_stays_and_the_body_is_averaged_in_phase_1():
-    built = build(*FULL, "algorithm.k_p=2")
-    first, results = played(built, built.start())
-
-    sizes = built.federation.sizes.double()
-    assert "head.weight" not in results.sent.values
-    assert "head.weight" not in first.server
-    for name in ("backbone.conv1.weight", "backbone.norm1.running_var", "backbone.fc2.bias"):
-        mean = torch.einsum("k...,k->...", results.sent.values[name], sizes / sizes.sum())
-        assert torch.allclose(first.server[name], mean, rtol=0, atol=1e-12)
-    models = list(built.evaluator(print).deployed(first, settings_of_last(built, first)))
-    for client, model in enumerate(models):
-        assert torch.equal(model["head.weight"], first.clients["head.weight"][client])
-        assert torch.equal(model["backbone.fc1.weight"], first.server["backbone.fc1.weight"])
 
 
 def settings_of_last(built, state: State):

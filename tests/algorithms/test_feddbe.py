@@ -5,7 +5,6 @@ import torch
 
 from flbench.core.rng import Draw
 from flbench.core.tree import only
-from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.loops import (
     BACKBONE,
@@ -16,6 +15,7 @@ from tests.algorithms.loops import (
     WIDTH,
     Clients,
     assert_equal,
+    assert_predicts,
     mean_cross_entropy,
     net,
     platform,
@@ -102,17 +102,12 @@ def test_rounds_equal_a_loop(keys, engine):
 @pytest.mark.slow
 def test_deployed_models_have_the_vector_or_none():
     built = build(*KEYS, "algorithm=feddbe", "algorithm.kappa=2")
-    clients, state = Clients(built), after(built, 2)
-    evaluator, settings = built.evaluator(print), settings_of(built.algorithm, state)
-    found = evaluator.evaluate(state, settings, common=True)
+    state = after(built, 2)
 
-    names = {name for name, _ in found.local}
-    assert names == {"personal", "noprbm"}
+    def logits(i, x):
+        z, _ = net(state.server, x)
+        return (z + state.clients["prbm"][i]) @ state.server[HEAD[0]].T + state.server[HEAD[1]]
+
+    assert built.algorithm.deploy(state, torch.arange(5)).keys() == {"personal", "noprbm", "gm"}
     assert state.clients["prbm"].any(dim=1).tolist() == (state.participation_count > 1).tolist()
-    predicted = dict(evaluator.predictions(state, settings))
-    rows = built.federation.partition.parts["test"]
-    inputs = built.federation.to(torch.device("cpu"), torch.float64)
-    for i in range(len(clients)):
-        z, _ = net(state.server, inputs.inputs(rows[i], torch.float64).flatten(1))
-        logits = (z + state.clients["prbm"][i]) @ state.server[HEAD[0]].T + state.server[HEAD[1]]
-        assert torch.equal(predicted[i].reshape(-1), logits.argmax(dim=1)), i
+    assert_predicts(built, state, logits)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.core.types import Message, Results
 from flbench.models.base import net_leaves
 from flbench.testing import played
 from tests.support import build, write_npz
@@ -126,25 +125,6 @@ def test_two_rounds_equal_a_plain_loop():
         for name in names:
             found = state.clients[f"dual.{name}"][i]
             assert torch.allclose(found, dual[i][name], rtol=0, atol=1e-10), name
-
-
-def test_client_without_a_step_is_left_out_of_the_mean():
-    """Its dual does not change either; without any step the server does not change."""
-    built, state = start(EXACT)
-    w = {name: state.server[name] for name in built.algorithm.setting.net.parameters}
-    sent = Message({name: torch.stack([leaf, leaf + 1.0]) for name, leaf in w.items()})
-
-    def aggregated(steps):
-        ids = torch.tensor([0, 3])
-        results = Results(ids, torch.tensor(steps), torch.zeros(2), {}, sent, {})
-        return built.algorithm.aggregate(state, results).server
-
-    for name, leaf in w.items():
-        found = aggregated([0, 2])
-        assert torch.allclose(found[f"mean.{name}"], leaf + 1)
-        assert torch.allclose(found[name], leaf + 1 + 1 / 5)
-        assert torch.allclose(aggregated([1, 2])[f"mean.{name}"], leaf + 0.5)
-    assert aggregated([0, 0]) == {}
 
 
 def test_mean_is_evaluated_and_the_dual_iterate_is_sent():

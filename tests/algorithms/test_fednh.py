@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flbench.algorithms.fednh import SMALLEST_SCALE, far_apart, keep_positive
+from flbench.client.program import Phase
 from flbench.core.types import Context, Message, Results, State
 from flbench.testing import after
 from tests.algorithms.plain import EPOCHS, FULL, ROUNDS, Plain, assert_close
@@ -108,21 +109,10 @@ def test_class_without_holder_and_one_that_cancels_stay(rho):
     assert torch.allclose(table[4], old[4] if rho else -old[4], rtol=0, atol=1e-6)
 
 
-def test_clients_without_a_step_do_not_count(built):
-    """Their prototypes and their body have no weight in the server's means."""
-    old = built.start().server["head.weight"]
-    prototypes = torch.stack([old.roll(1, dims=0), old.roll(2, dims=0)])
-    counts = torch.full((2, C), 3, dtype=torch.int32)
-
-    one = aggregated(built, prototypes, counts, steps=[1, 0], old=old)
-
-    halfway = torch.nn.functional.normalize(old + old.roll(1, dims=0), dim=1)
-    assert torch.allclose(one["head.weight"], halfway, rtol=0, atol=1e-6)
-    assert float(one["scale"]) == 1.0
-    assert aggregated(built, prototypes, counts, steps=[0, 0], old=old) == {}
-
-
 def test_scale_that_would_turn_negative_stays_at_its_least():
+    built = build("algorithm=fednh")
+    [phase] = [s for s in built.algorithm.program(built.start()).steps if isinstance(s, Phase)]
+    assert phase.project is keep_positive
     context = Context(leaves={}, start={}, ctx={}, trained={"scale": torch.tensor(-2.0)})
     assert float(keep_positive(context)["scale"]) == pytest.approx(SMALLEST_SCALE)
 

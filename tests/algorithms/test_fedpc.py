@@ -7,7 +7,7 @@ import torch
 
 from flbench.algorithms.fedpc import TABLE
 from flbench.algorithms.shared.prototypes import NearestPrototype
-from flbench.core.types import Message, Results, State
+from flbench.core.types import Message, State
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
 from flbench.testing import after, played
@@ -51,81 +51,29 @@ def test_more_groups_than_clients_make_each_client_a_group():
 # The server's formulas
 
 
-N, C, D = 6, 10, 4
-GROUPS = torch.tensor([0, 0, 1, 2, 2, 3])
-SIZES = torch.tensor([5, 7, 20, 1, 3, 40])
+@pytest.fixture(scope="module")
+def round_of_five():
+    """An experiment in which every client is a group, its state, and results of a round."""
+    built = build("algorithm=fedpc", "algorithm.groups=5", DOUBLE)
+    state = after(built, 1)
+    settings = rounds.settings_of(built.algorithm, state)
+    return built.algorithm, state, rounds.train(built.algorithm, built.engine, state, settings)
 
 
-def method(*overrides: str):
-    keys = ("partition.clients=6", "model.hidden=[4]", "algorithm.groups=4", DOUBLE)
-    built = build("algorithm=fedpc", *keys, *overrides)
-    setting = replace(built.algorithm.setting, sizes=SIZES)
-    return type(built.algorithm)(built.algorithm.config, setting), built.start()
-
-
-def situation(algorithm, state: State, ids: list[int], seed: int = 0) -> tuple[State, Results]:
-    """Return a server state after some rounds, and the results of a cohort.
-
-    No client holds class 9; class 8 has a prototype of an earlier round in group 0 only.
-    Group 3 has never had a participant, because client 5 has not participated.
-    """
-    g = torch.Generator().manual_seed(seed)
-
-    def random(like: torch.Tensor) -> torch.Tensor:
-        return torch.randn(like.shape, generator=g, dtype=torch.float64)
-
-    present = torch.rand(4, C, generator=g) > 0.5
-    present[:, 8], present[:, 9], present[3] = (
-        torch.tensor([True, False, False, False]),
-        False,
-        False,
-    )
-    server = {
-        name: random(value) if value.is_floating_point() else value
-        for name, value in state.server.items()
-    }
-    server["groups"] = GROUPS
-    server[f"intra.{TABLE[1]}"] = present
-    server[f"intra.{TABLE[0]}"] = server[f"intra.{TABLE[0]}"].abs() * present[:, :, None]
-    held = torch.rand(len(ids), C, generator=g) > 0.4
-    held[:, 8:] = False
-    leaves = {
-        name: random(state.server[name][:1].expand(len(ids), *state.server[name].shape[1:]))
-        for name in algorithm.split()[1]
-    }
-    own = torch.randn(len(ids), C, D, generator=g, dtype=torch.float64).abs() * held[:, :, None]
-    sent = Message(leaves | {"prototypes": own}, {"prototypes": held})
-    steps = torch.ones(len(ids), dtype=torch.int64)
-    results = Results(torch.tensor(ids), steps, torch.zeros(len(ids)), {}, sent, {})
-    return replace(state, server=server, stage=1, stage_round=1, round=1, is_initial=False), results
-
-
-def test_opposed_groups_take_nothing_from_each_other():
+def test_opposed_groups_take_nothing_from_each_other(round_of_five):
     """A negative cosine counts as 0."""
-    algorithm, start = method()
-    state, results = situation(algorithm, start, [0, 2])
-    for position, sign in enumerate((1.0, -1.0)):
-        results.sent.mask["prototypes"][position] = torch.arange(C) < 8
-        results.sent.values["prototypes"][position, :8] = sign
-    state.server[f"intra.{TABLE[1]}"][2] = False
+    algorithm, state, trained = round_of_five
+    sent = trained.results.sent
+    signs = torch.tensor([1.0, -1, -1, -1, -1]).double()[:, None, None]
+    opposed = Message(
+        sent.values | {"prototypes": signs.expand_as(sent.values["prototypes"])},
+        {"prototypes": torch.ones_like(sent.mask["prototypes"])},
+    )
 
-    server = algorithm.aggregate(state, results).server
-
-    for name in algorithm.split()[1]:
-        assert torch.allclose(server[name][0], results.sent.values[name][0], rtol=0, atol=1e-12)
-        assert torch.allclose(server[name][1], results.sent.values[name][1], rtol=0, atol=1e-12)
-
-
-def test_clients_without_a_step_have_no_weight_and_a_round_without_a_step_changes_nothing():
-    algorithm, start = method()
-    state, results = situation(algorithm, start, [0, 2])
-    idle = replace(results, steps=torch.tensor([1, 0]))
-
-    server = algorithm.aggregate(state, idle).server
+    server = algorithm.aggregate(state, replace(trained.results, sent=opposed)).server
 
     for name in algorithm.split()[1]:
-        assert torch.equal(server[f"intra.{name}"][1], state.server[f"intra.{name}"][1])
-    assert not algorithm.aggregate(state, replace(results, steps=torch.zeros(2))).server
+        assert torch.allclose(server[name][0], sent.values[name][0], rtol=0, atol=1e-12)
 
 
 def test_few_clients_a_round_leave_groups_that_never_took_part():

@@ -120,10 +120,3 @@ def test_prototypes_and_predictions_of_each_rule_equal_a_loop():
         assert torch.equal(counts[protocol, "test"].confusion, expected), rule
         seen.add(tuple(expected.flatten().tolist()))
     assert len(seen) == 3  # the rules differ on these samples
-
-
-def test_client_without_a_step_has_no_weight():
-    server = aggregated(method(), COUNTS, ROWS, steps=(1, 0))
-
-    assert server["global.prototypes"][0].tolist() == [4.0, 0.0]  # client 1's (0, 8) is left out
-    assert server["global.present"].tolist() == [True, False, True]

@@ -55,24 +55,6 @@ def test_round_is_a_loop_over_neighbours_and_what_they_sent(topology):
             assert torch.equal(now.clients[name][client], before[name][client])
 
 
-@pytest.mark.parametrize("topology", ["star", "k_regular"])
-def test_metropolis_weights_keep_the_mean_of_all_clients(topology):
-    keys = ("train.participation=0.6", "partition.clients=7", DOUBLE)
-    built = build(METHOD, f"algorithm.topology={topology}", "algorithm.mixing=metropolis", *keys)
-    state = after(built, 1)
-    done = trained(built, state)
-    alone = {name: value.clone() for name, value in state.clients.items()}
-    for name, sent in done.results.sent.values.items():
-        alone[name][done.results.ids] = sent
-
-    now = rounds.exchange(built.algorithm, state, done).state
-
-    for name, value in alone.items():
-        assert torch.allclose(now.clients[name].mean(dim=0), value.mean(dim=0), atol=1e-12)
-        if topology == "star":
-            assert not torch.allclose(now.clients[name], value, atol=1e-6), "nothing was mixed"
-
-
 def test_gm_is_the_mean_of_all_models():
     keys = ("train.participation=0.6", "partition.clients=7", "algorithm.neighbours=2", DOUBLE)
     built = build(METHOD, "model.name=lenet5", *keys)

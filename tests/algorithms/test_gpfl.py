@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from flbench.core.tree import only
-from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from tests.algorithms.loops import (
     BACKBONE,
@@ -14,6 +13,7 @@ from tests.algorithms.loops import (
     WIDTH,
     Clients,
     assert_equal,
+    assert_predicts,
     mean_cross_entropy,
     net,
     platform,
@@ -111,17 +111,12 @@ def test_rounds_equal_a_loop(keys, engine):
 @pytest.mark.slow
 def test_deployed_model_takes_the_personal_route():
     built = build(*KEYS, "algorithm=gpfl")
-    clients, state = Clients(built), after(built, 2)
-    evaluator, settings = built.evaluator(print), settings_of(built.algorithm, state)
-    predicted = dict(evaluator.predictions(state, settings))
+    state = after(built, 2)
 
-    rows = built.federation.partition.parts["test"]
-    inputs = built.federation.to(torch.device("cpu"), torch.float64)
-    for i in range(len(clients)):
+    def logits(i, x):
         head = {name: state.clients[name][i] for name in HEAD}
-        x = inputs.inputs(rows[i], torch.float64).flatten(1)
         z, _ = net(state.server | head, x)
-        q = state.clients["cond.q"][i]
-        assert q.any() == (state.participation_count[i] > 0)
-        logits = slow_valve(state.server, z, q) @ head[HEAD[0]].T + head[HEAD[1]]
-        assert torch.equal(predicted[i].reshape(-1), logits.argmax(dim=1)), i
+        valve = slow_valve(state.server, z, state.clients["cond.q"][i])
+        return valve @ head[HEAD[0]].T + head[HEAD[1]]
+
+    assert_predicts(built, state, logits)

@@ -4,11 +4,12 @@ from functools import cache
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from flbench.core.tree import digest
 from flbench.experiment.rounds import exchange, settings_of, train
-from flbench.models.base import net_leaves
 from flbench.testing import after
+from tests.algorithms.plain import Plain
 from tests.support import build, summary_of_run
 
 pytestmark = pytest.mark.slow
@@ -180,11 +181,12 @@ def test_methods_are_equal(policy, row):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("words", "other"), SERVERS)
 def test_servers_are_equal(policy, words, other):
-    found, expected = (ended(one, f"train.batchnorm={policy}")[1].server for one in (words, other))
+    found, expected = (ended(one, f"train.batchnorm={policy}")[1] for one in (words, other))
 
-    assert expected
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+    assert expected.server
+    for tree in ("server", "clients"):
+        for name, value in getattr(expected, tree).items():
+            assert torch.equal(getattr(found, tree)[name], value), name
 
 
 @pytest.mark.parametrize("row", EQUAL_WITH, ids=lambda row: row[0])
@@ -204,30 +206,17 @@ def test_fedavg_of_one_step_is_a_step_on_the_weighted_mean_gradient():
 
     Averaging weights equals stepping along the sample-weighted gradient.
     """
-    overrides = (
-        "algorithm=fedavg",
-        "model.name=mlp",
-        "train.participation=1",
-        "train.batch_size=1024",
-    )
-    built = build(*overrides, "engine.precision=64-true")
+    keys = ("model.name=mlp", "train.batch_size=1024", "engine.precision=64-true")
+    built = build("algorithm=fedavg", "train.participation=1", *keys)
+    plain, shares = Plain(built), built.federation.sizes.double()
+    leaves = {name: leaf.requires_grad_() for name, leaf in plain.start().items()}
+
+    for i, share in enumerate(shares / shares.sum()):
+        x, y = plain.samples(i)
+        (share * cross_entropy(plain.outputs(leaves, x, train=True).logits, y)).backward()
 
     state = after(built, 1)
-
-    net = build(*overrides).net.double()
-    sizes = built.federation.sizes.double()
-    federation = built.federation.to(torch.device("cpu"), torch.float64)
-    loss = sum(
-        share
-        * torch.nn.functional.cross_entropy(
-            net(federation.inputs(rows, torch.float64)).logits, federation.y[torch.from_numpy(rows)]
-        )
-        for share, rows in zip(
-            sizes / sizes.sum(), federation.partition.parts["train"], strict=True
-        )
-    )
-    loss.backward()
-    for name, leaf in net_leaves(net).items():
+    for name, leaf in leaves.items():
         assert torch.allclose(state.server[name], leaf - 0.01 * leaf.grad, rtol=0, atol=1e-12), name
 
 

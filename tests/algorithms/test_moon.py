@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
 from flbench.testing import played
 from tests.support import build
@@ -48,9 +47,14 @@ def test_first_participation_adds_ln_2_and_no_gradient(policy):
     assert abs(float(gaps[2]) - log(2)) > 1e-4
 
 
-def test_second_participation_equals_a_plain_loop():
+@pytest.mark.slow
+@pytest.mark.one_of("engine")
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_second_participation_equals_a_plain_loop(engine):
     """Full batches, two epochs; the reference models are in eval mode on their own statistics."""
-    built, state = start("moon", *LENET, *FULL_BATCH, "train.local_epochs=2")
+    built, state = start(
+        "moon", *LENET, *FULL_BATCH, "train.local_epochs=2", f"engine.name={engine}"
+    )
     state, _ = played(built, state, torch.tensor([0, 1, 2]))
     names = [name for layer in built.algorithm.setting.net.layers for name in layer.leaves]
     own = {name: rows[1].clone() for name, rows in state.clients.items()}
@@ -82,25 +86,3 @@ def test_second_participation_equals_a_plain_loop():
     for name, leaf in net_leaves(net).items():
         assert torch.allclose(results.sent.values[name][0], leaf, rtol=0, atol=1e-10), name
         assert torch.equal(after.clients["prev." + name][1], results.sent.values[name][0])
-
-
-@pytest.mark.slow
-@pytest.mark.one_of("policy")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_engines_agree_under_every_batchnorm_policy(policy):
-    keys = (f"train.batchnorm={policy}", *LENET)
-    one, a = start("moon", *keys)
-    many, b = start("moon", *keys, "engine.name=vectorized")
-
-    for ids in ([0, 1, 2], [1, 3]):
-        a, _ = played(one, a, torch.tensor(ids))
-        b, _ = played(many, b, torch.tensor(ids))
-
-    for name, rows in a.clients.items():
-        assert torch.allclose(rows.double(), b.clients[name].double(), rtol=0, atol=1e-9), name
-    settings = settings_of(one.algorithm, a)
-    found = [
-        x.evaluator(print).evaluate(a, settings, common=True).local["personal", "test"].confusion
-        for x in (one, many)
-    ]
-    assert torch.equal(*found)

@@ -6,7 +6,6 @@ import torch
 from flbench.algorithms import Batch
 from flbench.algorithms.perfedavg import meta_gradient
 from flbench.core.types import Context
-from flbench.experiment.rounds import settings_of
 from flbench.testing import after
 from flbench.testing.setting import NET
 from tests.algorithms.loops import (
@@ -16,6 +15,7 @@ from tests.algorithms.loops import (
     LR,
     Clients,
     assert_equal,
+    assert_predicts,
     mean_cross_entropy,
     net,
     platform,
@@ -96,19 +96,14 @@ def test_deployed_models_have_made_one_step():
     keys = ("algorithm.alpha=0.5", "train.schedule.name=cosine", "train.rounds=2")
     built = build("algorithm=perfedavg", *KEYS, *keys)
     clients, state = Clients(built), after(built, 2)
-    evaluator = built.evaluator(print)
-    settings = settings_of(built.algorithm, after(built, 1))  # those of the second round
 
-    found = evaluator.evaluate(state, settings, common=True)
-    assert {name for name, _ in found.local} == {"personal", "noft"}
-    predicted = dict(evaluator.predictions(state, settings))
-    federation = built.federation.to(torch.device("cpu"), torch.float64)
-    for i in range(len(clients)):
-        x, y = next(clients.batches(i, 1))
-        adapted = moved(state.server, gradient(state.server, x, y, range(len(y))), -0.5)
-        x = federation.inputs(federation.partition.parts["test"][i], torch.float64)
-        scores = net(adapted, x.flatten(1))[1]
-        assert torch.equal(predicted[i].reshape(-1), scores.argmax(dim=1)), i
+    def logits(i, x):
+        first, y = next(clients.batches(i, 1))
+        slope = gradient(state.server, first, y, range(len(y)))
+        return net(moved(state.server, slope, -0.5), x)[1]
+
+    assert built.algorithm.deploy(state, torch.arange(5)).keys() == {"personal", "noft", "gm"}
+    assert_predicts(built, state, logits, played=after(built, 1))
 
 
 @pytest.mark.slow

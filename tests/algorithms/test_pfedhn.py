@@ -257,3 +257,4 @@ def test_default_rate_of_the_server_is_the_papers_times_the_clients_of_a_round(p
     ).algorithm
 
     assert algorithm.server_lr == pytest.approx(rate)
+    assert build("algorithm=pfedhn", "partition.clients=6").start().server[V].shape == (6, 2)

@@ -1,4 +1,4 @@
-"""Settings and keys that methods refuse, with the key that the error names."""
+"""Settings and keys that methods refuse, with the key that the error names, and notes."""
 
 import re
 
@@ -57,3 +57,34 @@ def test_value_out_of_range_is_refused():
     for method, value in (("feddyn", "alpha=0"), ("ft", "finetune_lr=0"), ("pfedme", "beta=0")):
         with pytest.raises(ConfigError, match=value.partition("=")[0]):
             config_of(f"algorithm={method}", f"algorithm.{value}")
+
+
+NOTED = [
+    # a method, keys with a note of the method's own, keys without it
+    ("cfl", ("train.participation=0.1",), ()),
+    ("cfl", ("algorithm.start_round=3",), ("algorithm.start_round=2",)),
+    ("dfedalt", (), ("train.local_epochs=5",)),
+    (
+        "dfedavg",
+        ("algorithm.topology=erdos_renyi", "algorithm.edge_probability=0"),
+        ("algorithm.topology=erdos_renyi", "algorithm.edge_probability=1"),
+    ),
+    ("dfedhp", (), ("train.local_epochs=4",)),
+    ("fedcpmd", ("train.participation=0.2", "algorithm.k_p=2"), ("train.participation=1",)),
+    ("pfedme", ("train.optimizer.lr=0.1",), ()),
+    ("pfedme", ("algorithm.lam=30",), ()),
+]
+
+
+@pytest.mark.parametrize(("method", "keys", "others"), NOTED)
+def test_setting_is_noted(method, keys, others):
+    noted, plain = (
+        build(f"algorithm={method}", *some).algorithm.notes() for some in (keys, others)
+    )
+
+    assert len(noted) > len(plain)
+
+
+def test_setting_without_what_needs_plain_sgd_is_accepted():
+    for keys in (("algorithm.mu=0.5",), ("algorithm.mu=0.5", "algorithm.kappa=0", "train.clip=1")):
+        assert not build("algorithm=feddbe", *keys).algorithm.requires()

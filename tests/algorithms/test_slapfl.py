@@ -88,6 +88,8 @@ def test_negative_and_zero_cosines_leave_a_client_to_itself():
 
     expected = torch.tensor([[3, 0, 0], [0, 2, 1], [0, 1, 2]]).double() / 3
     assert torch.allclose(shares, expected, rtol=0, atol=1e-12)
+    without = method().shares(cosine, results_of([1, 1, 0]))  # no step: in no other mixture
+    assert without.tolist() == [[1, 0, 0], [0, 1, 0], expected[2].tolist()]
 
 
 @pytest.mark.slow

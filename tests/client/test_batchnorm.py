@@ -1,23 +1,18 @@
 """Statistics estimated anew are those of the net that is evaluated."""
 
-from dataclasses import dataclass
-
 import torch
 
 from flbench.algorithms.base import Deployment
-from flbench.core.types import Dispatch, Message, Tree
+from flbench.core.types import Dispatch, Message
 from flbench.experiment.rounds import settings_of
 from tests.support import build
 
 SCALED = "backbone.conv1.weight"
 
 
-@dataclass(frozen=True)
-class Tripled:
+def tripled(context):
     """What the net is called with: its leaves, one of them three times as large."""
-
-    def __call__(self, context) -> Tree:
-        return context.leaves | {SCALED: 3 * context.leaves[SCALED]}
+    return context.leaves | {SCALED: 3 * context.leaves[SCALED]}
 
 
 def test_statistics_follow_what_a_deployment_calls_the_net_with(monkeypatch):
@@ -25,7 +20,7 @@ def test_statistics_follow_what_a_deployment_calls_the_net_with(monkeypatch):
     state = built.start()
     scaled = Dispatch(Message({SCALED: 3 * built.net.get_parameter(SCALED).detach()}))
     found = []
-    for deployment in (Deployment(Dispatch(), weights=Tripled()), Deployment(scaled)):
+    for deployment in (Deployment(Dispatch(), weights=tripled), Deployment(scaled)):
         monkeypatch.setattr(built.algorithm, "deploy", lambda *_, d=deployment: {"personal": d})
         settings = settings_of(built.algorithm, state)
         found.append(list(built.evaluator(print).deployed(state, settings)))

@@ -3,7 +3,7 @@
 `FIELDS` names every field of `Phase` with the phases that exercise it.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import lightning
 import pytest
@@ -28,18 +28,13 @@ SGD = OptimizerConfig(lr=0.05)
 PULL = Proximal(("head.weight", "head.bias"), 0.5)
 
 
-@dataclass(frozen=True)
-class Halved:
+def halved(context):
     """The net is called with half of its weights."""
-
-    def __call__(self, context):
-        return {n: v / 2 if n.endswith("weight") else v for n, v in context.leaves.items()}
+    return {n: v / 2 if n.endswith("weight") else v for n, v in context.leaves.items()}
 
 
-@dataclass(frozen=True)
-class Shrink:
-    def __call__(self, context):
-        return {name: 0.9 * value for name, value in context.trained.items()}
+def shrink(context):
+    return {name: 0.9 * value for name, value in context.trained.items()}
 
 
 def phase(**keys) -> Phase:
@@ -59,8 +54,8 @@ FIELDS = {
     "epochs": [phase(epochs=3)],
     "steps": [phase(epochs=None, steps=7)],
     "clip": [phase(clip=0.05), phase(clip=0.05, optimizer=MOMENTUM)],
-    "weights": [phase(weights=Halved())],
-    "project": [phase(project=Shrink()), phase(project=Shrink(), clip=0.05)],
+    "weights": [phase(weights=halved)],
+    "project": [phase(project=shrink), phase(project=shrink, clip=0.05)],
     "batchnorm": [phase(batchnorm="eval")],
     "samples": [phase(samples=Samples(high=0.5)), phase(samples=Samples("validation"))],
 }

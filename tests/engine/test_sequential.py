@@ -3,7 +3,7 @@
 A bare loop gives the same, and every hook of a program does what it says.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -38,13 +38,13 @@ def mlp():
     return build("model.name=mlp", "model.hidden=[6]", "engine.precision=64-true")
 
 
-def go(experiment, program, ids=(1,), rows=None, dispatch=None, train=None, observe=(), factor=1.0):
+def go(experiment, program, ids=(1,), rows=None, dispatch=None, observe=(), factor=1.0):
     return experiment.engine.run(
         program,
         torch.tensor(ids),
         rows=lambda i: {} if rows is None else {name: value[i] for name, value in rows.items()},
         dispatch=lambda i: Dispatch() if dispatch is None else dispatch(i),
-        settings=RoundSettings(train or TrainConfig(), DRAW, factor),
+        settings=RoundSettings(TrainConfig(), DRAW, factor),
         observe=observe,
     )
 
@@ -64,25 +64,16 @@ def start_of(experiment):
     }
 
 
-def bare(
-    experiment,
-    epochs=2,
-    lr=0.05,
-    client=1,
-    train=None,
-    skip=True,
-    optimizer=torch.optim.SGD,
-    **keys,
-):
-    """Ten lines of PyTorch over the same batches."""
+def bare(experiment, epochs=2, lr=0.05, skip=True):
+    """Ten lines of PyTorch over the same batches of client 1."""
     net = build("model.name=lenet5").net.double() if "conv1" in str(experiment.net) else None
     net = net or build("model.name=mlp", "model.hidden=[6]").net.double()
     federation = experiment.federation.to(torch.device("cpu"), torch.float64)
-    optimizer = optimizer(net.parameters(), lr=lr, **keys)
-    rows = federation.partition.parts["train"][client]
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    rows = federation.partition.parts["train"][1]
     net.train()
     for number in range(epochs):
-        given = client, number, DRAW, train or TrainConfig()
+        given = 1, number, DRAW, TrainConfig()
         order = batches.epoch_order(rows, *given, skip_single=skip)
         for batch in batches.epoch(federation, order, *given, dtype=torch.float64):
             optimizer.zero_grad()
@@ -110,7 +101,8 @@ def test_learning_rate_follows_the_schedules_factor(mlp):
 
 
 def test_clients_do_not_depend_on_the_clients_before_them(lenet):
-    program = LocalProgram((phase(optimizer=replace_momentum()),), everything(lenet))
+    heavy = OptimizerConfig(lr=0.05, momentum=0.9)
+    program = LocalProgram((phase(optimizer=heavy),), everything(lenet))
 
     together, swapped = go(lenet, program, (0, 2, 4)), go(lenet, program, (4, 2, 0))
     alone = go(lenet, program, (4,))
@@ -119,10 +111,6 @@ def test_clients_do_not_depend_on_the_clients_before_them(lenet):
         assert torch.equal(value, swapped.kept[name].flip(0))
         assert torch.equal(value[2], alone.kept[name][0])
     assert together.losses.tolist() == swapped.losses.flip(0).tolist()
-
-
-def replace_momentum() -> OptimizerConfig:
-    return OptimizerConfig(lr=0.05, momentum=0.9)
 
 
 def test_leaves_are_start_overlaid_by_kept_rows_overlaid_by_dispatch(mlp):
@@ -170,35 +158,30 @@ def test_phases_have_optimisers_of_their_own_and_freezing_is_freezing(lenet):
     assert not torch.equal(after_both["backbone.conv1.weight"][0], start["backbone.conv1.weight"])
 
 
-@dataclass(frozen=True)
-class Sum:
+def with_second(context):
     """The net is called with the sum of its leaves and a second model's."""
-
-    def __call__(self, context):
-        return {
-            n[2:]: context.leaves[n[2:]] + context.leaves[n]
-            for n in context.leaves
-            if n.startswith("v.")
-        }
+    return {
+        n[2:]: context.leaves[n[2:]] + context.leaves[n]
+        for n in context.leaves
+        if n.startswith("v.")
+    }
 
 
-@dataclass(frozen=True)
-class Second:
+def second_model(context):
     """Adds a second model of zeros."""
-
-    def __call__(self, context):
-        return {f"v.{name}": torch.zeros_like(leaf) for name, leaf in context.leaves.items()}
+    return {f"v.{name}": torch.zeros_like(leaf) for name, leaf in context.leaves.items()}
 
 
-def test_gradients_that_share_memory_are_clipped_once(mlp):
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_gradients_that_share_memory_are_clipped_once(engine):
     """Autograd hands one tensor to two leaves whose sum the net sees."""
+    mlp = build("model.name=mlp", "engine.precision=64-true", f"engine.name={engine}")
     names = everything(mlp)
     keeps = names | {f"v.{name}" for name in names}
-    clipped = phase(
-        epochs=None, steps=1, clip=0.01, optimizer=OptimizerConfig(lr=1.0), weights=Sum()
-    )
+    sgd = OptimizerConfig(lr=1.0)
+    clipped = phase(epochs=None, steps=1, clip=0.01, optimizer=sgd, weights=with_second)
 
-    kept = go(mlp, LocalProgram((Transform(Second()), clipped), keeps)).kept
+    kept = go(mlp, LocalProgram((Transform(second_model), clipped), keeps)).kept
 
     before = start_of(mlp)
     moved = [kept[name][0] - before[name] for name in names]
@@ -213,8 +196,8 @@ def test_gradients_that_share_memory_get_nesterovs_momentum_once(engine, monkeyp
     names = everything(built)
     keeps = names | {f"v.{name}" for name in names}
     nesterov = OptimizerConfig(lr=0.5, momentum=0.9, nesterov=True)
-    trained = phase(epochs=None, steps=3, optimizer=nesterov, weights=Sum())
-    program = LocalProgram((Transform(Second()), trained), keeps)
+    trained = phase(epochs=None, steps=3, optimizer=nesterov, weights=with_second)
+    program = LocalProgram((Transform(second_model), trained), keeps)
 
     one_by_one = go(built, program).kept
     several, sgd = "_default_to_fused_or_foreach", import_module("torch.optim.sgd")
@@ -234,19 +217,16 @@ def first_batch(experiment):
     return batch.x, batch.y
 
 
-@dataclass(frozen=True)
-class GradientElsewhere:
+def gradient_elsewhere(context, grad):
     """The gradient at twice the parameters (a look-ahead, as in SAM)."""
-
-    def __call__(self, context, grad):
-        return grad({name: 2 * value for name, value in context.trained.items()}, context.batch)
+    return grad({name: 2 * value for name, value in context.trained.items()}, context.batch)
 
 
 def test_gradient_hook_decides_what_the_optimiser_sees(mlp):
     start = start_of(mlp)
     results = go(
         mlp,
-        LocalProgram((phase(gradient=GradientElsewhere(), epochs=None, steps=1),), everything(mlp)),
+        LocalProgram((phase(gradient=gradient_elsewhere, epochs=None, steps=1),), everything(mlp)),
     )
 
     x, y = first_batch(mlp)
@@ -260,37 +240,29 @@ def test_gradient_hook_decides_what_the_optimiser_sees(mlp):
         )
 
 
-@dataclass(frozen=True)
-class StopAfter:
-    epochs: int
-
-    def __call__(self, context, losses, done):
-        assert bool(losses[: int(done)].isfinite().all())
-        assert bool(losses[int(done) :].isnan().all())
-        return done >= self.epochs
+def after_two_epochs(context, losses, done):
+    assert bool(losses[: int(done)].isfinite().all())
+    assert bool(losses[int(done) :].isnan().all())
+    return done >= 2
 
 
 def test_until_is_called_before_each_epoch(mlp):
-    stopped = go(mlp, LocalProgram((phase(epochs=9, until=StopAfter(2)),), everything(mlp)))
+    stopped = go(mlp, LocalProgram((phase(epochs=9, until=after_two_epochs),), everything(mlp)))
 
     assert_equal(stopped.kept, bare(mlp, epochs=2, skip=False))
 
 
-@dataclass(frozen=True)
-class Count:
-    def __call__(self, context):
-        ones = context.batch.mask.to(torch.int64)
-        return {
-            "n": ones.sum(),
-            "low": context.out.logits.detach().min(),
-            "labels": context.batch.y,
-        }
+def count(context):
+    ones = context.batch.mask.to(torch.int64)
+    return {
+        "n": ones.sum(),
+        "low": context.out.logits.detach().min(),
+        "labels": context.batch.y,
+    }
 
 
-@dataclass(frozen=True)
-class Number:
-    def __call__(self, context):
-        return {"n": context.batch.mask.sum()}
+def number_of_rows(context):
+    return {"n": context.batch.mask.sum()}
 
 
 def reductions() -> tuple:
@@ -298,7 +270,7 @@ def reductions() -> tuple:
 
 
 def test_statistic_reduces_over_all_rows_in_eval_mode(lenet):
-    statistic = Statistic("found", Count(), reductions(), samples=Samples("test"))
+    statistic = Statistic("found", count, reductions(), samples=Samples("test"))
     results = go(lenet, LocalProgram(()), observe=(statistic,))
     federation = lenet.federation
     rows = federation.partition.parts["test"][1]
@@ -310,33 +282,29 @@ def test_statistic_reduces_over_all_rows_in_eval_mode(lenet):
     assert torch.allclose(results.observed["found.low"][0], expected, rtol=0, atol=1e-12)
 
 
-@dataclass(frozen=True)
-class Half:
-    def __call__(self, context, reduced):
-        return {"half": reduced["n"] / 2}
+def halved_count(context, reduced):
+    return {"half": reduced["n"] / 2}
 
 
-@dataclass(frozen=True)
-class UseIt:
-    def __call__(self, context):
-        return {
-            "made": context.ctx["found.half"] + context.ctx["given"],
-            "facts": torch.stack(
-                [
-                    context.info.steps.double(),
-                    context.info.lr.double(),
-                    context.info.n.double(),
-                    context.info.round.double(),
-                ]
-            ),
-            "head.bias": context.leaves["head.bias"] - context.start["head.bias"] + 7,
-        }
+def use_it(context):
+    return {
+        "made": context.ctx["found.half"] + context.ctx["given"],
+        "facts": torch.stack(
+            [
+                context.info.steps.double(),
+                context.info.lr.double(),
+                context.info.n.double(),
+                context.info.round.double(),
+            ]
+        ),
+        "head.bias": context.leaves["head.bias"] - context.start["head.bias"] + 7,
+    }
 
 
 def test_transform_computes_leaves_from_statistics_and_what_the_server_sent(mlp):
-    statistic = Statistic("found", Count(), reductions(), finish=Half())
+    statistic = Statistic("found", count, reductions(), finish=halved_count)
     program = LocalProgram(
-        (phase(epochs=1), statistic, Transform(UseIt())), frozenset({"made", "facts", "head.bias"})
+        (phase(epochs=1), statistic, Transform(use_it)), frozenset({"made", "facts", "head.bias"})
     )
     trained = go(mlp, LocalProgram((phase(epochs=1),), everything(mlp)))
 
@@ -351,25 +319,21 @@ def test_transform_computes_leaves_from_statistics_and_what_the_server_sent(mlp)
     )
 
 
-@dataclass(frozen=True)
-class Swap:
-    def __call__(self, context):
-        return {"a": context.leaves["b"], "b": context.leaves["a"]}
+def swap(context):
+    return {"a": context.leaves["b"], "b": context.leaves["a"]}
 
 
 def test_transform_may_swap_two_leaves(mlp):
     rows = {"a": torch.arange(5.0), "b": torch.arange(5.0) + 10}
 
-    results = go(mlp, LocalProgram((Transform(Swap()),), frozenset({"a", "b"})), (2,), rows)
+    results = go(mlp, LocalProgram((Transform(swap),), frozenset({"a", "b"})), (2,), rows)
 
     assert (float(results.kept["a"]), float(results.kept["b"])) == (12.0, 2.0)
 
 
 def test_record_sees_every_training_batch_before_its_step(mlp):
-    recording = Statistic("seen", Number(), finish=Half())
-    program = LocalProgram(
-        (phase(record=(recording,)), Transform(Keep("seen.half"))), frozenset({"kept"})
-    )
+    recording = Statistic("seen", number_of_rows, finish=halved_count)
+    program = LocalProgram((phase(record=(recording,)), Transform(keep_seen)), frozenset({"kept"}))
 
     results = go(mlp, program)
 
@@ -379,32 +343,26 @@ def test_record_sees_every_training_batch_before_its_step(mlp):
     assert_equal(recorded.kept, {name: value[0] for name, value in plain.kept.items()})
 
 
-@dataclass(frozen=True)
-class Keep:
-    key: str
-
-    def __call__(self, context):
-        return {"kept": context.ctx[self.key]}
+def keep_seen(context):
+    return {"kept": context.ctx["seen.half"]}
 
 
 def test_equal_phases_see_equal_batches(mlp):
     once = go(mlp, LocalProgram((phase(),), everything(mlp)))
-    again = LocalProgram((phase(), Transform(Restart()), phase()), everything(mlp))
+    again = LocalProgram((phase(), Transform(restart), phase()), everything(mlp))
 
     assert_equal(go(mlp, again).kept, {name: value[0] for name, value in once.kept.items()})
 
 
-@dataclass(frozen=True)
-class Restart:
-    def __call__(self, context):
-        return dict(context.start)
+def restart(context):
+    return dict(context.start)
 
 
 def test_observers_do_not_change_what_is_kept_and_sent(lenet):
     program = LocalProgram((phase(),), everything(lenet) - {"head.bias"}, frozenset({"head.bias"}))
     observers = (
-        Transform(Restart()),
-        Statistic("late", Count(), reductions(), samples=Samples("validation")),
+        Transform(restart),
+        Statistic("late", count, reductions(), samples=Samples("validation")),
     )
 
     plain, watched = (
@@ -466,26 +424,21 @@ def test_phase_that_trains_nothing_is_a_mistake(mlp):
 SEEN = []
 
 
-@dataclass(frozen=True)
-class Look:
+def look_at_leaves(context):
     """A leaf that is trained, and logits that gradients flow through."""
-
-    def __call__(self, context):
-        logits = context.out.logits.abs() * context.batch.mask[:, None]
-        return {"bias": context.leaves["head.bias"], "logits": logits.sum(dim=0)}
+    logits = context.out.logits.abs() * context.batch.mask[:, None]
+    return {"bias": context.leaves["head.bias"], "logits": logits.sum(dim=0)}
 
 
-@dataclass(frozen=True)
-class Note:
-    def __call__(self, context, found):
-        SEEN.append(found)
-        return found
+def note(context, found):
+    SEEN.append(found)
+    return found
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_what_is_recorded_is_neither_a_leaf_nor_part_of_a_graph(engine):
     built = build("model.name=mlp", f"engine.name={engine}")
-    recording = Statistic("seen", Look(), "max", finish=Note())
+    recording = Statistic("seen", look_at_leaves, "max", finish=note)
     SEEN.clear()
 
     recorded = go(built, LocalProgram((phase(record=(recording,)),), everything(built)))

@@ -97,3 +97,19 @@ def test_model_contrast_is_vmap_safe():
         alone = TERM(context(x, net, prev, received))
         assert torch.allclose(values[k], alone, rtol=0, atol=TINY)
         assert torch.allclose(gradients[k], torch.autograd.grad(alone, net)[0], rtol=0, atol=TINY)
+
+
+def test_features_of_zero_have_cosine_zero():
+    x, net, prev, received = case()
+
+    found = TERM(context(x, torch.zeros_like(net), prev, received))
+
+    assert float(found) == pytest.approx(log(2), abs=TINY)
+
+
+def test_received_leaves_replace_those_of_the_start():
+    x, net, prev, received = case()
+
+    found = TERM(context(x, net, prev, prev, **{"received.net": received}))
+
+    assert torch.equal(found, TERM(context(x, net, prev, received)))

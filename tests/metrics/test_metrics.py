@@ -214,6 +214,11 @@ def test_rare_classes_are_those_up_to_the_quantile_of_numpy(seed):
     assert found == sorted(expected)
 
 
+def test_class_with_the_most_samples_is_never_rare():
+    assert rare_classes(torch.tensor([9, 9, 9, 2, 9, 9]), "lowest")[0] == [3]
+    assert rare_classes(torch.full((10,), 7), "lowest")[0] == []
+
+
 @pytest.mark.parametrize(
     ("counts", "found"),
     [([4, 96, 100], [0]), ([50, 50], []), ([1] * 100, []), ([1] * 99 + [2], list(range(100)))],

@@ -1,4 +1,6 @@
-"""Clients with one sample, on which BatchNorm cannot train in train mode."""
+"""Clients without an optimizer step, such as those with one sample where a net has BatchNorm."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,11 +9,14 @@ import torch
 from flbench.testing.setting import after, independent, played
 from tests.support import build, write_npz
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedpac", "fedrep", "fedala", "fedas"])
-def test_a_client_whose_body_took_no_step_does_not_enter_its_mean(method, tmp_path):
-    """Its other phases, of a head or of weights in eval mode, do take steps."""
+HEADS = ("fedpac", "fedrep", "fedala", "fedas")  # other phases, in eval mode, do take steps
+OTHERS = ("fedavg", "feddyn", "fednh", "fedproto", "fedpc", "pfedme")
+
+
+@pytest.mark.parametrize("method", [*HEADS, *OTHERS])
+def test_a_client_whose_body_took_no_step_does_not_enter_the_means(method, tmp_path):
     groups = np.full(120, 3)
     groups[0], groups[4:20], groups[20:50] = 0, 1, 2
     data = write_npz(tmp_path / "poor.npz", train_groups=groups)
@@ -26,6 +31,17 @@ def test_a_client_whose_body_took_no_step_does_not_enter_its_mean(method, tmp_pa
     together, results = played(built, independent(state), torch.tensor([poor, *others]))
 
     assert int(built.federation.sizes[poor]) == 1
-    assert (int(results.steps[0]) > 0) == (method != "fedavg")
-    for name in built.algorithm.split()[1] & set(built.algorithm.setting.net.parameters):
+    assert (int(results.steps[0]) > 0) == (method in HEADS)
+    names = together.server if method in OTHERS else built.algorithm.setting.net.parameters
+    for name in set(names) & alone.server.keys():
         assert torch.equal(alone.server[name], together.server[name]), name
+
+
+@pytest.mark.parametrize("method", ["fedadam", "fedavgm", "feddyn", "fednh", "fedpc", "ifca"])
+def test_a_round_without_a_step_changes_nothing(method):
+    built = build(f"algorithm={method}")
+    state, results = played(built, after(built, 1))
+
+    update = built.algorithm.aggregate(state, replace(results, steps=0 * results.steps))
+
+    assert update.server == {}

@@ -95,17 +95,6 @@ def test_who_has_not_uploaded_counts_with_the_common_model():
         assert torch.equal(mixed[name][2], common[name])
 
 
-def test_a_receivers_bits_do_not_depend_on_the_other_receivers():
-    tree = {"a": torch.randn(7, 999, dtype=torch.float64)}
-    weights, known = torch.rand(5, 7, dtype=torch.float64), torch.ones(7, dtype=torch.bool)
-
-    together = mix_latest(tree, weights, known=known, common={"a": tree["a"][0]})["a"]
-
-    for i in range(5):
-        alone = mix_latest(tree, weights[i : i + 1], known=known, common={"a": tree["a"][0]})["a"]
-        assert torch.equal(alone[0], together[i])
-
-
 def test_receivers_of_one_model_get_the_bits_of_the_product():
     tree = {"a": torch.randn(3, 4), "b": torch.randint(5, (3, 1))}
     tree["a"][1, 0] = -0.0

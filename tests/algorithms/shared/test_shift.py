@@ -146,3 +146,14 @@ def test_poor_clients_have_finite_scores(name, poor):
         assert (float(mean[1]), float(std[1])) == pytest.approx((2 / 3, 1e-3))
     if poor in ("constant", "no rows"):
         assert mean[3:].tolist() == [0.5, 0.5]
+
+
+def test_raw_constant_keeps_its_mean_and_has_the_least_deviation():
+    x, y, hidden = samples()
+    mask = torch.ones(12, dtype=torch.bool)
+    here = context(torch.full_like(x, 7), torch.full_like(y, 3), mask, hidden * 0 + 2)
+
+    found = gaussians(moments(here, ("a", "b")), True, 4, 2)
+
+    assert found.mean.tolist() == [7, 3, 7, 2, 4]
+    assert found.std.tolist() == pytest.approx([1e-3] * 5)

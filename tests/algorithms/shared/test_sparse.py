@@ -73,24 +73,6 @@ def test_every_layer_has_a_weight_at_the_least():
     assert [int(mask.sum()) for mask in masks.values()] == [1, 1]
 
 
-def test_net_is_called_with_zeros_outside_the_mask_and_learns_nothing_there():
-    leaves = {"w": torch.ones(4).requires_grad_(), "b": torch.ones(2)}
-    leaves[f"{MASK}w"] = torch.tensor([True, False, True, False])
-
-    called = inside(Context(leaves=leaves, start=leaves, ctx={}), ("w",))
-    (3 * called["w"]).sum().backward()
-
-    assert called.keys() == {"w"}
-    assert called["w"].tolist() == [1, 0, 1, 0]
-    assert leaves["w"].grad.tolist() == [3, 0, 3, 0]
-    doubled = inside(
-        Context(leaves=leaves, start=leaves, ctx={}),
-        ("w",),
-        lambda context: {"w": 2 * context.leaves["b"].repeat(2)},
-    )
-    assert doubled["w"].tolist() == [2, 0, 2, 0]
-
-
 def searched(mask, weights, gradient, *, round=0, rate=0.5, rounds=10):
     leaves = {"w": weights * mask, f"{MASK}w": mask}
     zero = torch.tensor(0)
