@@ -172,11 +172,8 @@ class Campaign:
     def start(self, design: Design, *, out: Path = OUT, command: Sequence[str]) -> Ending:
         """Check a comparison, make its folder, and carry it out.
 
-        Args:
-            design: The design.
-            out: Folder for the folders of comparisons; with `OUT`, `output.dir` if the user gave
-                it.
-            command: What the user called, for comparison.json.
+        The folder is made in `out`, or, with `OUT`, in `output.dir` if the user gave it. What the
+        user called, `command`, is written to comparison.json.
 
         Raises:
             UserError: The comparison cannot be carried out.
@@ -211,7 +208,7 @@ class Campaign:
         Args:
             path: Folder of the comparison.
             methods: Methods that are added.
-            layers: Layers of values of keys that may change.
+            layers: Keys that may change.
             seeds: Number of repetitions; None for as many as before.
             only: Labels of the methods whose cells are trained; None for all.
 

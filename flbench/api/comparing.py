@@ -34,13 +34,9 @@ def call(
     keys: Mapping[str, Any],
     variants: Callable[[Design], Design] = lambda design: design,
 ) -> PlannedComparison:
-    """Carry out a call of `compare`, or of a function that compares variants of what is given.
+    """Carry out a call of the verb `name`: of `compare`, or of one that compares variants.
 
-    Args:
-        name: Name of the function that the user called.
-        values: Its arguments by name, those of `compare` among them.
-        keys: Keys by their dotted names.
-        variants: Function from the design of what is given to the one that is carried out.
+    `variants` makes the design that is carried out from the design of what is given.
     """
     given = arguments.sections(values, keys)
     if values["address"] is not None:
@@ -198,10 +194,6 @@ def _entry(given: Any, origin: str) -> dict[str, Any]:
 def grid_of(items: Sequence[str], option: str = "grid") -> dict[str, list[Any]]:
     """Return a grid that is written as `KEY=VALUE,VALUE`, with values as in `key=value`.
 
-    Args:
-        items: One item for each key.
-        option: Name of the setting that has the items.
-
     Raises:
         ConfigError: An item has another form, or a key is given twice.
 
@@ -229,9 +221,8 @@ def data_sets(
 
     One data set, which is not in a list, has the label "".
 
-    Args:
-        data: Names, paths, sections `data` and data of the user; one of them or a list; or None.
-        root: Folder with files of data.
+    `data` are names, paths, sections `data` and data of the user, one or a list; `root` is the
+    folder with files of data.
 
     Raises:
         ConfigError: Two data sets have the same label.

@@ -244,19 +244,12 @@ def partition(
         found, _ = resolve(arguments.layers("partition", values["config"], plain))
     found = found.altered(partition=found.partition.altered(seed=found.partition_seed))
     with offered(objects):
-        federation, _ = make(found, None if out is None else arguments.path_of(out, "out"))
+        federation = make(found, None if out is None else arguments.path_of(out, "out"))
     return Partition.of(federation, found.partition.model_dump(mode="json"))
 
 
-def make(config: Config, out: Path | None = None) -> tuple["Federation", Path | None]:
-    """Load a data set, distribute its samples to clients, and save the partition if asked to.
-
-    Args:
-        config: The configuration.
-        out: File NAME.npz for the partition; None to write none.
-
-    Returns:
-        The samples of all clients, and the file.
+def make(config: Config, out: Path | None = None) -> "Federation":
+    """Load a data set, distribute its samples to clients, and save the partition in `out`.
 
     Raises:
         UserError: The data set cannot be read, or the partition cannot be made or saved.
@@ -266,4 +259,4 @@ def make(config: Config, out: Path | None = None) -> tuple["Federation", Path | 
     federation = assembly.load_federation(config)
     if out is not None:
         partition_files.save(federation.partition, federation.dataset, config.partition, out)
-    return federation, out
+    return federation

@@ -45,14 +45,7 @@ def is_notebook() -> bool:
 
 @contextmanager
 def display(title: str) -> Iterator[Progress]:
-    """Show the progress of a run. Python warnings inside the context are shown as notes.
-
-    Args:
-        title: Line that is shown first; the middle of a long one is left out.
-
-    Yields:
-        The callback that shows the progress.
-    """
+    """Show the progress of a run by the callback that is yielded, and warnings as notes."""
     console = open_console(errors=True)
     current: Progress
     if is_notebook():
@@ -138,14 +131,7 @@ def train(
     mirrors: "Mirrored | None",
     caller: Caller,
 ) -> RunEnding:
-    """Train a run, with progress and a mirror.
-
-    Args:
-        trained: Function of the callbacks, the loggers and the function that says how to resume.
-        title: Line above the progress.
-        mirrors: What sends the run to MLflow; None for nothing.
-        caller: Who gets progress and notes.
-    """
+    """Call `trained` with callbacks that show the progress below a title and start the mirror."""
     with (
         as_flbench_errors(),
         preserved(),

@@ -97,8 +97,7 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
 def fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of `flbench.tuning.request.TuneRequest` for arguments of `tune`.
 
-    Args:
-        given: The arguments by name. Those that are None have the default of the request.
+    Those that are None have the default of the request.
 
     Raises:
         UserError: A path is empty, or the value is not a path.
@@ -177,10 +176,7 @@ def _prepared(
 def carry_on(path: Path, changed: dict[str, Any], caller: Caller) -> campaigns.Ending:
     """Carry out what is left of a study.
 
-    Args:
-        path: Study folder.
-        changed: Fields of `flbench.tuning.request.TuneRequest` that change.
-        caller: Who gets progress and notes.
+    `changed` are fields of `flbench.tuning.request.TuneRequest`.
 
     Raises:
         UserError: The path is not a study folder, or the data have changed.
@@ -216,12 +212,7 @@ def _carry_out(
 ) -> campaigns.Ending:
     """Train what is left of a study: trials of its search, then the cells of its winners.
 
-    Args:
-        folder: The study folder, locked by this process.
-        prepared: The study.
-        caller: Who gets progress and notes.
-        named_by: Who names the address of MLflow's store.
-        driver: Driver of the cluster for the search; None if its trials have ended.
+    `driver` is that of the cluster for the search; None if the trials have ended.
     """
     from flbench.tuning import search
 

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 class CallbackList:
     """The callbacks of a run. Hooks are called in the order of the callbacks.
 
-    Args:
-        callbacks: The callbacks.
-
     Raises:
         ConfigError: One of them is not an object of a subclass of `Callback`.
     """
@@ -34,12 +31,8 @@ class CallbackList:
     ) -> None:
         """Put the callback of `train.early_stopping` first, and ask all whether they can work.
 
-        It is called once for a run.
-
-        Args:
-            config: The complete configuration of the run.
-            parts: Those of `validation`, `test` and `common` that have samples.
-            metrics: Metrics of the user.
+        It is called once for a run, with those of the parts `validation`, `test` and `common` that
+        have samples, and the metrics of the user.
 
         Raises:
             ConfigError: A callback cannot. The message has one line for each reason.
@@ -59,10 +52,6 @@ class CallbackList:
 
     def call(self, hook: str, *arguments: object) -> None:
         """Call a hook of all callbacks; see `Callback`. Then raise the first error.
-
-        Args:
-            hook: Name of the hook.
-            arguments: Its arguments.
 
         Raises:
             CallbackError: The hook of a callback raised an exception, which is chained.
@@ -106,9 +95,6 @@ class CallbackList:
         """Give the callbacks what they remembered at a checkpoint.
 
         A note names the callbacks of the checkpoint that this run does not have.
-
-        Args:
-            memory: Result of `state_dict`.
         """
         for name in memory.keys() & self._callbacks.keys():
             _call(name, self._callbacks[name], "load_state_dict", memory[name])

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path, PurePath
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,18 +19,6 @@ DEFAULT_ORIGIN: Final = "default of fl."
 """Beginning of the origin of these defaults."""
 
 
-@runtime_checkable
-class SectionValues(Protocol):
-    """An object that stands for a section, such as `fl.Dirichlet(alpha=0.1)`."""
-
-    def section(self) -> dict[str, Any]:
-        """Return the keys of the section that differ from their defaults."""
-
-
-Section = Mapping[str, Any] | str | SectionValues
-"""A section of the configuration: its keys, its name where it has one, or an object."""
-
-
 def layers(
     function: str,
     config: str | PathLike[str] | None,
@@ -41,8 +29,8 @@ def layers(
     Args:
         function: Name of the function that the user called, for the origin of the values.
         config: Configuration file; None for none.
-        arguments: Arguments by name: the sections and keys of the configuration. Sections that
-            are None are left out; a key by its dotted name may be None, which is YAML's null.
+        arguments: Sections and keys of the configuration. Sections that are None are left out; a
+            key by its dotted name may be None, which is YAML's null.
 
     Raises:
         ConfigError: The file cannot be read, or an argument has a type that no section can have.
@@ -86,15 +74,12 @@ def path_of(path: str | PathLike[str], name: str) -> Path:
 def plain(value: Any, path: str, origin: str) -> Any:
     """Return a value as YAML has it: dicts, lists and scalars; nothing of the user's is aliased.
 
-    Args:
-        value: The value.
-        path: Dotted key that it belongs to, for the error message.
-        origin: Origin of the value, for the error message.
+    A partition becomes its section. `path`, its dotted key, and `origin` are for the error message.
 
     Raises:
         ConfigError: The value is something else, such as a function.
     """
-    if isinstance(value, SectionValues):
+    if hasattr(value, "section"):
         value = value.section()
     if isinstance(value, Mapping):
         return {key: plain(item, f"{path}.{key}", origin) for key, item in value.items()}

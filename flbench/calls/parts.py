@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from torch import nn
 
-from flbench.calls.arguments import SectionValues
 from flbench.config.resolve import read
 from flbench.core import parts
 from flbench.core.errors import ConfigError
@@ -87,7 +86,7 @@ def _section(given: Any, key: str) -> dict[str, Any]:
 
     A partition may be the positions of each client's samples.
     """
-    if isinstance(given, SectionValues):
+    if hasattr(given, "section"):
         given = given.section()
     if isinstance(given, Mapping):
         return dict(given)
@@ -98,14 +97,9 @@ def _section(given: Any, key: str) -> dict[str, Any]:
 
 
 def _several(entries: Any) -> tuple[Any, dict[str, Callable[..., Any]]]:
-    """Return loss terms or metrics with names in the place of functions, and the functions.
+    """Return loss terms, or metrics by name, with names in the place of functions.
 
-    Args:
-        entries: Loss terms, which are names, functions, or dicts with one of these as `name`; or
-            metrics by name.
-
-    Returns:
-        The entries, and the functions without an import path by the names that they get.
+    The functions without an import path are returned too, by the names that they get.
     """
     functions: dict[str, Callable[..., Any]] = {}
 
@@ -176,10 +170,7 @@ def of_resume(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of `fl.resume` that change something, and the objects of the user.
 
-    Args:
-        path: The folder of the run or study.
-        keys: Arguments by name.
-        file: Path within the folder of the configuration that it began with.
+    `file` is the configuration in the folder `path` that the run or study began with.
 
     Raises:
         ConfigError: The run or study did not begin with such an object.

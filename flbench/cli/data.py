@@ -34,9 +34,9 @@ def data(
         entry = catalogue.data_set(resolved.data)
         console.json(entry) if as_json else tables.print_missing_data_set(entry)
     else:
-        federation, path = partitions.make(resolved, out)
-        if path is not None:
-            told = f"partition saved to {path} and {path.with_suffix('.json').name}"
+        federation = partitions.make(resolved, out)
+        if out is not None:
+            told = f"partition saved to {out} and {out.with_suffix('.json').name}"
             console.notes([told]) if as_json else console.line(told)
         if picture is not None:
             from flbench.reports import data_figures

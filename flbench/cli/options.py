@@ -164,10 +164,6 @@ def for_command(about: str, options: Collection[str]) -> str:
     Names of arguments become names of options, and dicts are written as the command line takes
     them.
 
-    Args:
-        about: The description.
-        options: Names of the options of the command, such as `tuned`.
-
     >>> for_command('Whether to use `grid`, such as `{"seed": [0, 1]}`.', ["grid"])
     'Use --grid, such as seed=0,1.'
     """

@@ -243,12 +243,7 @@ def _shade(count: int, largest: int) -> str:
 
 
 def print_predictions(rows: Sequence[Mapping[str, Any]], card: Mapping[str, Any]) -> None:
-    """Print the predicted class of each sample.
-
-    Args:
-        rows: `file`, `row` (None if the file is one sample), `class`, and `probability` or `score`.
-        card: The model's card.
-    """
+    """Print the predicted class of each sample: file, row in it, and probability or score."""
     name = card.get("client_name", card["client"])
     who = "the global model" if card["client"] is None else f"client {one_line(str(name))}"
     last = "score" if rows and "score" in rows[0] else "probability"

@@ -29,7 +29,7 @@ def layers(
         overrides: Overrides `key=value`.
         short_forms: Texts of the given short forms, by the name of the option.
         config: Configuration file; None for none.
-        out: Option `--out` of `flbench run`: folder of the run folders; None if it is not given.
+        out: Option `--out` of `flbench run`; None if it is not given.
         method: Name of the method; None if no word names one.
 
     Raises:

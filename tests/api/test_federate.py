@@ -166,6 +166,13 @@ def test_one_client_equals_the_trainer_bit_for_bit(tmp_path, kind, clip):
         assert torch.equal(leaf, expected[name]), name
 
 
+def test_a_layer_in_eval_mode_stays_so(tmp_path):
+    module = made(Lit)
+    module.body[2].eval()
+
+    assert int(weights(short(tmp_path, module))["body.2.num_batches_tracked"]) == 0
+
+
 class Plain(Lit):
     """What flbench does with a net: cross entropy, and SGD of `train.optimizer`."""
 

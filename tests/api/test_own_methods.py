@@ -19,6 +19,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Message
 from flbench.deploy import loading
+from flbench.experiment import lifecycle
 from flbench.experiment.assembly import load_federation
 from flbench.experiment.smoke import Smoke
 from flbench.workers.shipping import pack
@@ -156,6 +157,42 @@ class FedPer(FedAvg):
 def test_what_is_no_method_is_refused(given, named):
     with pytest.raises(ConfigError, match=named):
         ALGORITHMS.section(given)
+
+
+class Raising(FedAvg):
+    """A method whose server raises an exception in each round."""
+
+    paper = Paper("Raising", "nobody", "invented")
+    communication = Communication(down="w", up="w", keeps="nothing")
+
+    def aggregate(self, state, results):
+        raise KeyError("no such leaf")
+
+
+@pytest.mark.slow
+def test_failed_cells_are_a_warning_and_a_method_without_any_is_an_error(tmp_path, monkeypatch):
+    def compared(*methods, **keys):
+        keys = KEYS | {"jobs": 1, "out": tmp_path / methods[0].__class__.__name__} | keys
+        return fl.compare(methods, **keys)
+
+    # With progress, the cost is estimated before, which raises too.
+    with pytest.raises(fl.RunError, match=r"`raising`.*KeyError.*test_own_methods"):
+        compared(Raising, "fedavg", seeds=1, progress=True)
+    [path] = tmp_path.glob("*/*")
+    cells = fl.load(path).cells.set_index("method")["state"]
+    assert cells.to_dict() == {"raising": "failed", "fedavg": "finished"}
+
+    run = lifecycle.run
+
+    def failing(config, *given, **options):
+        if config.algorithm.name == "local" and config.seed == 0:
+            raise ConfigError("no such luck")
+        return run(config, *given, **options)
+
+    monkeypatch.setattr(lifecycle, "run", failing)
+    with pytest.warns(UserWarning, match="no such luck"):
+        found = compared("local", seeds=2)
+    assert found.cells["state"].tolist() == ["failed", "finished"]
 
 
 class Noisy(FedAvg):

@@ -106,6 +106,8 @@ def test_what_copies_of_a_net_would_not_have_is_refused(change):
     ):
         with pytest.raises(fl.ConfigError):
             made(net, shape=(1, 8, 8))
+    of_the_net = Scaled((1, 8, 8), 10, lambda net: net.features.register_forward_hook(net.times))
+    assert made(of_the_net)  # copies have this one
 
 
 def test_wrong_head_is_refused():

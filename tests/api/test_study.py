@@ -79,6 +79,19 @@ def test_comparison_is_that_of_the_cells(path):
 
 
 @pytest.mark.slow
+def test_pictures_show_the_numbers_of_the_study(path):
+    study = fl.load(path)
+    comparison = study.plot("comparison").axes[0]
+    means = [line.get_xdata()[0] for line in comparison.lines if line.get_marker() in "os^"]
+    parallel = study.plot("parallel", "hfcd").axes[0]
+
+    assert sorted(means) == pytest.approx(sorted(study.comparison.leaderboard["mean"]))
+    assert len(parallel.collections[0].get_segments()) == 3  # the failed trial has no score
+    with pytest.raises(fl.UserError, match="fedavg-parallel"):
+        study.plot("parallel", "fedagv")
+
+
+@pytest.mark.slow
 def test_representations_escape_what_users_wrote(path):
     study = pickle.loads(pickle.dumps(fl.load(path)))
     shown = study._repr_html_()

@@ -1,5 +1,6 @@
 """Folders and archives of strangers: reading them runs no code, and training from them asks."""
 
+import importlib
 import json
 import os
 import re
@@ -403,3 +404,22 @@ def test_a_name_of_a_library_is_that_of_a_net(path, own):
     """Also where nobody is asked, because the library needs no trust."""
     with pytest.raises(ConfigError, match=re.escape(path)):
         parts.find(path)
+
+
+@pytest.mark.slow
+def test_commands_search_the_folder_of_a_run_for_no_module(finished, tmp_path, monkeypatch):
+    """Libraries import `tabulate`, `lz4` and others only if they are installed."""
+    shutil.copytree(finished, tmp_path / "theirs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    Path("planted.py").touch()
+    np.savez("new.npz", x=np.zeros((2, 1, 8, 8), np.uint8))
+
+    for command in (
+        ["predict", "theirs", "new.npz", "--client", "0"],
+        ["export", "theirs", "--client", "0", "--out", "x.pt2"],
+        ["run", "--dry-run", "--config", "theirs/config.yaml"],
+    ):
+        assert main(command) == 0, command
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("planted")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from flbench.core.rng import Draw, generator, uniform
+from flbench.core.rng import Draw, generator, seeded, uniform
 
 
 def test_generator_same_key_same_stream():
@@ -75,3 +75,9 @@ def test_uniform_noise_is_vmap_safe():
     assert torch.equal(
         torch.vmap(lambda k: uniform(k, 2))(keys), uniform(keys.reshape(-1), 2).reshape(3, 4)
     )
+
+
+def test_the_default_type_that_code_sets_within_a_seed_ends_with_it():
+    with seeded(0):
+        torch.set_default_dtype(torch.float64)
+    assert torch.get_default_dtype() == torch.float32
