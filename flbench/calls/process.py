@@ -1,11 +1,14 @@
 """The state of the calling process, which a run changes and which is restored after it."""
 
+import atexit
 import random
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,6 +17,10 @@ import torch
 from flbench.core import startup
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+LAST_SECONDS: Final = 5.0  # longest wait for a thread that is ending
+THREADS: Final = Path("/proc/self/task")  # Linux lists the threads of this process here
+
+_waited_for: Final[set[int]] = set()  # threads for which this process waits at its end
 
 
 @contextmanager
@@ -39,6 +46,9 @@ def preserved() -> Iterator[None]:
     kernels = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in SIGNALS} if is_main else {}
+    if not is_main and (thread := threading.get_native_id()) not in _waited_for:
+        _waited_for.add(thread)
+        atexit.register(_wait_for, thread)
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -65,3 +75,21 @@ def preserved() -> Iterator[None]:
         for number, handler in handlers.items():
             if handler is not None:  # None: a handler that Python did not install
                 signal.signal(number, handler)
+
+
+def _wait_for(thread: int) -> None:
+    """Wait until the system has ended a thread that has ended for Python.
+
+    PyTorch keeps an object of Python for each thread that has computed gradients, and frees it when
+    the system ends the thread. If Python is ending at that time, the process is aborted ("terminate
+    called without an active exception"). So a script that trains in a thread, joins it and ends at
+    once could have the exit code 134.
+
+    Args:
+        thread: Number that the system has given to the thread.
+    """
+    end = time.monotonic() + LAST_SECONDS
+    while (THREADS / str(thread)).exists() and time.monotonic() < end:
+        if thread in {one.native_id for one in threading.enumerate()}:
+            return  # a daemon thread that still works, or a later thread of the same number
+        time.sleep(0.002)

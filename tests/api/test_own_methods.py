@@ -193,6 +193,7 @@ def test_failed_cells_are_a_warning_and_a_method_without_any_is_an_error(tmp_pat
     with pytest.warns(UserWarning, match="no such luck"):
         found = compared("local", seeds=2)
     assert found.cells["state"].tolist() == ["failed", "finished"]
+    assert any("local" in one and "no such luck" in one for one in fl.report(found.path).warnings)
 
 
 class Noisy(FedAvg):

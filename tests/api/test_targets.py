@@ -214,6 +214,29 @@ def test_global_model_and_common_test_set(tmp_path):
     assert common["mse"] == common["mse_worst10"] == pytest.approx(error, rel=1e-6)
 
 
+class Stop(fl.Callback):
+    """Interrupts a run after its first round."""
+
+    def on_round_end(self, run, metrics):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_interrupted_run_resumes_with_its_metrics(tmp_path, regression):
+    with pytest.raises(KeyboardInterrupt, match="evaluation="):
+        federated(tmp_path, method="ditto", callbacks=Stop())
+    (path,) = tmp_path.glob("*/*/")
+
+    again = {"model": made(Line), "progress": False}
+    with pytest.raises(fl.DataError):
+        fl.resume(path, data=(X, Y + 1), evaluation={"metrics": errors()}, **again)
+    with pytest.raises(fl.ConfigError, match=r"`evaluation\.metrics\.mse`"):
+        fl.resume(path, data=(X, Y), **again)
+    resumed = fl.resume(path, data=(X, Y), evaluation={"metrics": errors()}, **again)
+    assert resumed.digest == regression.digest
+    assert (path / "metrics.csv").read_bytes() == (regression.path / "metrics.csv").read_bytes()
+
+
 def test_targets_come_in_any_form_and_whole_numbers_only_if_the_user_says_so():
     forms = ({"train_images": X, "train_labels": Y}, TensorDataset(*map(torch.tensor, (X, Y))))
     for data in (*map(fl.Data, forms), fl.Data(X, Y, targets=True)):
@@ -257,6 +280,7 @@ class Endless(MeanAbsoluteError):  # noqa: N818
         ({"output.predictions": True}, "output.predictions"),
         ({"partition": fl.Dirichlet()}, "partition.scheme"),
         ({"method": "fedproto"}, "algorithm.name"),
+        ({"data": (IMAGES, MAPS), "module": Pixels, "data.augment": ["flip"]}, "data.augment"),
     ],
 )
 def test_what_cannot_be_had_is_refused(tmp_path, keys, key):
