@@ -6,7 +6,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 from flbench.calls import arguments, parts
-from flbench.calls.arguments import Section
 from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves
@@ -33,7 +32,7 @@ def trainable(
     partition: Any = None,
     model: Any = None,
     train: Mapping[str, Any] | None = None,
-    engine: Section | None = None,
+    engine: Mapping[str, Any] | str | None = None,
     evaluation: Mapping[str, Any] | None = None,
     gpus_per_trial: float | None = None,
     trust: bool = False,
