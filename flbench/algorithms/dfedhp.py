@@ -274,11 +274,7 @@ class Hypernetwork:
         """Return phi and z at the start.
 
         Embeddings are standard normal. Matrices are normal with the variance that gives outputs
-        unit variance. Biases are zero.
-
-        Args:
-            start: Leaves of the seeded net, which give shapes and dtype.
-            rng: Generator of the random numbers.
+        unit variance. Biases are zero. The seeded net gives shapes and dtype.
         """
         scalars = sum(start[name].numel() for name in self.theta)
         dtype = start[self.theta[0]].dtype

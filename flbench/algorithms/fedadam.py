@@ -19,9 +19,7 @@ class FedAdam(FedOpt):
         w <- w + server_lr m / (sqrt(v) + tau)
 
     m and v are stored in float64 and never leave the server. A step has no bias correction, as
-    printed. With `bias_correction=true` it is that of the authors' code: v starts at 0, and the
-    step is multiplied by sqrt(1 - beta2^s) / (1 - beta1^s) in the s-th step of the server; tau is
-    not corrected.
+    printed; the authors' code has one.
 
     The paper prints a uniform mean over the cohort (`agg_weights=uniform`); its experiments weight
     by samples, as the default does. `train.schedule` scales the clients' learning rate alone.
@@ -40,24 +38,9 @@ class FedAdam(FedOpt):
         beta2: float = Field(
             0.99, ge=0, lt=1, description="share of the old second moment in the new one"
         )
-        bias_correction: bool = Field(
-            False,
-            description="the step is multiplied by sqrt(1 - beta2^s) / (1 - beta1^s) in the s-th"
-            " step of the server, and the second moment starts at 0, as in the authors' code;"
-            " false: the algorithm that the paper prints",
-        )
 
     config: Config
 
     def moments(self, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         c, square = self.config, delta.square()
         return c.beta1 * m + (1 - c.beta1) * delta, c.beta2 * v + (1 - c.beta2) * square
-
-    def rate(self, step: int) -> float:
-        c = self.config
-        corrected = (1 - c.beta2**step) ** 0.5 / (1 - c.beta1**step) if c.bias_correction else 1.0
-        return c.server_lr * corrected
-
-    def first_v(self) -> float:
-        starts_at_0 = self.config.bias_correction and self.config.v0 is None
-        return 0.0 if starts_at_0 else super().first_v()

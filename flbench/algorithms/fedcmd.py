@@ -199,12 +199,7 @@ def batch_vote(context: fl.Context, layers: tuple[str, ...]) -> fl.Tree:
 
 
 def unit_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean [] of all entries, scaled to [0, 1]; 0.5 if they are all equal.
-
-    Args:
-        values: [B, ...].
-        mask: [B] bool, False for padded samples.
-    """
+    """Return the mean [] of all real entries [B, ...], scaled to [0, 1]; 0.5 if all are equal."""
     values, real = values.double().reshape(len(values), -1), mask[:, None]
     low = torch.where(real, values, torch.inf).amin()
     width = torch.where(real, values, -torch.inf).amax() - low

@@ -175,12 +175,7 @@ def mean_gate(odds: Tensor) -> Tensor:
 
 
 def logistic(key: Tensor, width: int) -> Tensor:
-    """Return standard logistic noise [B, D] of float64, from noise keys [B] of the samples.
-
-    Args:
-        key: `Batch.key`.
-        width: The number D.
-    """
+    """Return standard logistic noise [B, width] of float64, from `Batch.key` [B]."""
     unit = fl.uniform(key, 0)  # its bits make one key for each feature
     keys = (unit * 2.0**52).long()[:, None] * width + torch.arange(width, device=key.device)
     return fl.uniform(keys, 1).clamp(1e-15, 1 - 1e-15).logit()

@@ -227,12 +227,9 @@ def group_clients(vectors: Tensor, groups: int, seed: int) -> tuple[Tensor, int]
 
 
 def principal_components(vectors: Tensor) -> Points:
-    """Return the vectors' coordinates along their first principal components, [K, q].
+    """Return the coordinates of vectors [K, M] along their first principal components, [K, q].
 
     q is the fewest components that reach 90 % of the variance, and at most 32.
-
-    Args:
-        vectors: [K, M] float64.
     """
     from sklearn.decomposition import PCA
 
@@ -241,15 +238,10 @@ def principal_components(vectors: Tensor) -> Points:
 
 
 def kmeans(points: Points, groups: int, seed: int) -> Labels:
-    """Return the group of each point by k-means, the best of ten starts, [K].
+    """Return the group [K] of each point [K, q] by k-means, the best of ten starts.
 
     Groups are numbered in the order of their first members. scikit-learn gives a group that becomes
     empty the point that is farthest from its own centre.
-
-    Args:
-        points: [K, q].
-        groups: Number of groups J; there are at most K.
-        seed: Seed of the starts, in [0, 2^32).
     """
     from sklearn.cluster import KMeans
 
@@ -354,13 +346,10 @@ def group_weights(groups: fl.Tree) -> Tensor:
 
 
 def mix_groups(groups: fl.Tree, weights: Tensor) -> fl.Tree:
-    """Return backbones and tables mixed from those of the groups, [R, ...] each (eq. 7-8).
+    """Return backbones and tables [R, ...] mixed from those of the groups [J, ...] (eq. 7-8).
 
-    The prototype of a class is the mean over the groups that have one.
-
-    Args:
-        groups: Backbones and tables of the groups, [J, ...] each.
-        weights: [R, J] >= 0, one row per receiver.
+    The weights [R, J] have a row for each receiver. The prototype of a class is the mean over the
+    groups that have one.
     """
     net = {name: value for name, value in groups.items() if name not in TABLE}
     table, present = mean_tables(groups[PROTOTYPES], groups[PRESENT], weights)

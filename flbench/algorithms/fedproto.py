@@ -112,11 +112,9 @@ class FedProto(fl.Algorithm):
 
 
 def mean_distance(table: Tensor, present: Tensor) -> float:
-    """Return the mean distance between two prototypes; small when the prototypes collapse.
+    """Return the mean distance between two prototypes [C, D] of present classes [C] bool.
 
-    Args:
-        table: [C, D] prototypes.
-        present: [C] bool: the classes that have a prototype. The result is 0 for fewer than two.
+    It is small when the prototypes collapse, and 0 for fewer than two of them.
     """
     if int(present.sum()) < 2:
         return 0.0

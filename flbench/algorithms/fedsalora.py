@@ -59,13 +59,7 @@ class FedSaLora(AdapterMethod):
 
 
 def mean_cosine(sent: fl.Tree, mean: fl.Tree, names: frozenset[str]) -> float:
-    """Return the mean over the clients of the cosine between their leaves and a mean.
-
-    Args:
-        sent: Leaves [K, ...] of the clients.
-        mean: The same leaves without the axis K.
-        names: Names of the leaves, which count as one vector.
-    """
+    """Return the mean over K clients of the cosine between their leaves and a mean, as vectors."""
     order = [name for name in mean if name in names]
     rows = torch.cat([sent[name].double().flatten(1) for name in order], dim=1)  # [K, n]
     one: Tensor = torch.cat([mean[name].double().flatten() for name in order])  # [n]

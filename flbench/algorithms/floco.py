@@ -235,11 +235,7 @@ def project(rows: Tensor, size: float) -> Tensor:
 
 
 def placed(components: Tensor) -> tuple[Tensor, float]:
-    """Return the clients' points [K, M] in the simplex, and their Riesz energy.
-
-    Args:
-        components: kappa [K, M] float64.
-    """
+    """Return the clients' points [K, M] in the simplex for kappa [K, M], and their Riesz energy."""
     best, least = components, torch.inf
     for size in torch.linspace(1e-4, 1, RADII, dtype=torch.float64).tolist():
         points = project(components, size)

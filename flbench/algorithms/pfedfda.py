@@ -347,9 +347,7 @@ def fold_losses(
 def least(points: Tensor, losses: Tensor) -> Tensor:
     """Return the point [2] of the least loss, of equal ones that of the smallest sum, then mu.
 
-    Args:
-        points: [2, P], in [0, 1] and multiples of 0.01.
-        losses: [P]; differences of at most 1e-9 are none.
+    Points [2, P] are multiples of 0.01. Differences of losses [P] of at most 1e-9 are none.
     """
     near = losses <= losses.amin() + EQUAL
     rank = torch.where(near, 1000 * points.sum(dim=0) + points[0], torch.inf)

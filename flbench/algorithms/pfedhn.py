@@ -295,11 +295,7 @@ class Hypernetwork:
     ) -> fl.Tree:
         """Return phi at the start, drawn as PyTorch draws the parameters of linear layers.
 
-        Args:
-            start: The generated parameters of the seeded net, which give shapes and dtype.
-            length: Length l of an embedding.
-            hidden: Number H of units.
-            rng: Generator of the random numbers.
+        The generated parameters of the seeded net, `start`, give shapes and dtype.
         """
         layers: list[tuple[str, tuple[int, ...], int]] = [("0", (hidden,), length)]
         layers += [(f"{k}", (hidden,), hidden) for k in range(1, DEPTH + 1)]

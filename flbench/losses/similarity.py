@@ -48,14 +48,7 @@ def wide(*tensors: Tensor) -> torch.dtype:
 
 
 def membership(y: Tensor, classes: int, mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return [B, C] with 1 where a sample is of a class and `mask` is True, and 0 elsewhere.
-
-    Args:
-        y: [B] int64 labels in [0, C).
-        classes: The number of classes C.
-        mask: [B] bool; rows where it is False are 0.
-        dtype: Type of the result.
-    """
+    """Return [B, C] with 1 where a sample is of a class and `mask` is True, and 0 elsewhere."""
     # Not `F.one_hot`, which does not work under `torch.vmap` of `torch.func.grad`.
     return ((y[:, None] == torch.arange(classes, device=y.device)) & mask[:, None]).to(dtype)
 

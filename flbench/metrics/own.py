@@ -110,11 +110,7 @@ class OwnMetric:
         return value
 
     def needs_scores(self, classes: int) -> bool:
-        """Return whether a metric of torchmetrics has other values for scores than for classes.
-
-        Args:
-            classes: Number of classes C.
-        """
+        """Return whether a metric of torchmetrics has other values for scores than for classes."""
         kinds = (kind.__module__ for kind in type(self.function).__mro__)
         if not any(kind.startswith("torchmetrics.classification") for kind in kinds):
             return False

@@ -78,13 +78,7 @@ def per_client(margins: Margins, clients: int) -> dict[str, NDArray[np.float64]]
 
 
 def by_group(margins: Margins, group: Tensor, groups: int) -> dict[str, NDArray[np.float64]]:
-    """Return `auroc` and `average_precision` [G] of groups of samples; NaN if not defined.
-
-    Args:
-        margins: Margins of n samples.
-        group: Group [n] of each sample.
-        groups: Number of groups G.
-    """
+    """Return `auroc` and `average_precision` [G] of groups [n] of samples; NaN if not defined."""
     value, owner = margins.value.double().numpy(), group.numpy()
     order = np.lexsort((-value, owner))  # by group, and by descending margin within a group
     value, owner = value[order], owner[order]

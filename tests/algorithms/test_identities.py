@@ -66,7 +66,6 @@ EQUAL = [
     ),
     ("moon mu=0", "fedavg", [], True),
     ("dfedavg topology=erdos_renyi edge_probability=0", "local", ["dfedavg"], False),
-    ("dfedavg active=0", "local", [], False),
     ("dfedavg", f"dfedavgm {STILL}", [f"dfedavg {STILL}"], True),  # theta is momentum
     (f"dfedavgm theta=0 {STILL}", f"dfedavg {STILL}", [f"dfedavgm theta=0.5 {STILL}"], True),
     ("dfedsalt rho=0", "dfedalt", ["dfedsalt"], True),

@@ -14,9 +14,6 @@ def reestimate_batchnorm(setting: Setting) -> tuple[Step, ...]:
 
     With that policy clients begin each round with the statistics of the seeded net, and a round of
     training leaves much of them. These steps belong before any step that runs the net in eval mode.
-
-    Args:
-        setting: What the method knows of the experiment.
     """
     return recalibrate(setting.net) if setting.train.batchnorm == "drop" else ()
 
@@ -25,12 +22,8 @@ def weights_of_trained(weights: Tensor, setting: Setting, results: Results) -> T
     """Return weights [K] of clients, 0 where no optimizer step was taken in train mode.
 
     BatchNorm cannot train on a batch of one sample in train mode. A client with one sample may have
-    taken all its steps in a phase in eval mode, such as that of the head.
-
-    Args:
-        weights: Weights [K], 0 for clients that took no step at all.
-        setting: What the method knows of the experiment.
-        results: Results of the round.
+    taken all its steps in a phase in eval mode, such as that of the head. Clients that took no step
+    at all have weight 0 already.
     """
     if not setting.net.statistics:
         return weights

@@ -62,12 +62,7 @@ class LayerElection(Algorithm):
         return self.stages()[state.stage].name == "vote"
 
     def by_layer(self, name: str, numbers: Tensor) -> dict[str, float]:
-        """Return how often each layer occurs, as metrics `NAME_LAYER` such as `votes_fc1`.
-
-        Args:
-            name: Prefix of the metrics.
-            numbers: [M] int64 numbers of candidate layers, in [0, L).
-        """
+        """Return how often each layer's number [M] occurs, as metrics such as `votes_fc1`."""
         counts = numbers.bincount(minlength=len(self.layers)).tolist()
         names = [layer.name.removeprefix("backbone.") for layer in self.layers]
         return {f"{name}_{one}": float(k) for one, k in zip(names, counts, strict=True)}
@@ -78,10 +73,7 @@ def layer_outputs(context: Context, layers: tuple[str, ...]) -> list[Tensor]:
 
     o_0 is the input of the first candidate layer; o_1 to o_{L-1} are the inputs of the following
     ones, so that they include the ReLU between them; o_L is the output of the last one, the logits.
-
-    Args:
-        context: Context of a batch.
-        layers: Names of the L candidate layers, in the order of the forward pass.
+    The L layers are in the order of the forward pass.
     """
     found = context.apply(context.leaves, context.batch.x, activations=layers).activations
     return [*(found[name][0] for name in layers), found[layers[-1]][1]]

@@ -98,12 +98,7 @@ class Gossip(Algorithm):
         return Update(mean, Message(self.mixed(results.sent, links)), metrics)
 
     def mixed(self, sent: Message, links: Tensor) -> Tree:
-        """Return the mixed leaves of each client of the cohort, [K, ...] each.
-
-        Args:
-            sent: What the clients sent, [K, ...] per leaf.
-            links: [K, K] mixing rows.
-        """
+        """Return the leaves [K, ...] that were sent, mixed by the rows of `links` [K, K]."""
         return mix(sent.values, links)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:

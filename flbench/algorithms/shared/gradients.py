@@ -18,9 +18,6 @@ def summed_gradient(context: Context, at: Tree, weights: Callable[[Tree], Tree])
         context: Context of the batch.
         at: Tensors at which the gradient is taken, by name.
         weights: Maps values of these tensors to what the net is called with.
-
-    Returns:
-        The gradient, under the names of `at`.
     """
 
     def loss(values: Tree) -> Tensor:

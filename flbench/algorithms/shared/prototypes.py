@@ -77,9 +77,7 @@ def write_prototypes(context: Context) -> Tree:
 def upload(prototypes: Tensor, counts: Tensor) -> Tree:
     """Return the leaves `LEAVES` of an upload, and `held` [C] bool for its masks.
 
-    Args:
-        prototypes: [C, D], zero for a class without samples.
-        counts: [C] numbers of samples.
+    The prototypes [C, D] are zero for a class without samples; `counts` [C] are numbers of samples.
     """
     return {
         "prototypes": prototypes,
@@ -108,15 +106,10 @@ def collect(
 
 
 def empty(setting: Setting, start: Tree) -> tuple[Tree, Tree]:
-    """Return the server's table and a client's leaves before any prototype was computed.
+    """Return the server's table and a client's leaves before any prototype was computed, all zero.
 
-    Args:
-        setting: Setting of the method, with C and D.
-        start: Leaves of the seeded net, which give the dtype.
-
-    Returns:
-        `global.prototypes` [C, D] and `global.present` [C] bool for the server; `prototypes` [C, D]
-        and `counts` [C] int32 for one client. All are zero.
+    They are `global.prototypes` [C, D] and `global.present` [C] bool for the server, and
+    `prototypes` [C, D] and `counts` [C] int32 for one client, in the dtype of the seeded net.
     """
     shape = (setting.classes, setting.net.features)
     zeros = torch.zeros(shape, dtype=start[setting.net.parameters[0]].dtype)
@@ -176,10 +169,6 @@ def rules(setting: Setting, dispatch: Dispatch) -> dict[str, Deployment]:
 
     `proto` takes the nearest of all prototypes, `proto_own` the nearest of those whose class the
     client holds, and `head` the client's classifier.
-
-    Args:
-        setting: Setting of the method.
-        dispatch: What the server sends, with `table`.
     """
     # A client that has not taken part yet knows its own classes too.
     held = Statistic("held", CountClasses(setting.classes))

@@ -11,7 +11,7 @@ from flbench.algorithms.base import Algorithm, Communication, Paper
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.types import Results, State, Tree, Update
 
-M, V, STEPS = "m.", "v.", "server_steps"  # prefixes and name of what the server remembers
+M, V = "m.", "v."  # prefixes of the moments, which the server remembers
 
 FEDOPT = Paper(
     "Adaptive Federated Optimization",
@@ -45,40 +45,25 @@ class FedOpt(Algorithm):
     communication = Communication(down="w", up="w", keeps="nothing")
 
     def moments(self, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the new moments of a parameter, float64.
-
-        Args:
-            m: The old first moment.
-            v: The old second moment.
-            delta: The mean change of the round.
-        """
+        """Return the new moments of a parameter, float64; delta is the mean change of a round."""
         raise NotImplementedError
-
-    def rate(self, step: int) -> float:
-        """Return the learning rate of the server's step number `step`, counted from 1."""
-        return self.config.server_lr
-
-    def first_v(self) -> float:
-        """Return the second moment before the first round."""
-        return self.config.tau**2 if self.config.v0 is None else self.config.v0
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
+        first = self.config.tau**2 if self.config.v0 is None else self.config.v0
         for name in self.setting.net.parameters:
             zero = torch.zeros_like(start[name], dtype=torch.float64)
-            server[M + name], server[V + name] = zero, zero + self.first_v()
-        return server | {STEPS: torch.tensor(0)}, clients
+            server[M + name], server[V + name] = zero, zero + first
+        return server, clients
 
     def aggregate(self, state: State, results: Results) -> Update:
         change = self.mean(results)  # empty if no client made an optimizer step
         if not change:
             return Update()
-        step = int(state.server[STEPS]) + 1
-        change[STEPS] = torch.tensor(step)
         for name in self.setting.net.parameters:
             old = state.server[name].double()
             delta = change[name].double() - old  # the weighted mean of w_k - w
             m, v = self.moments(state.server[M + name], state.server[V + name], delta)
-            new = old + self.rate(step) * m / (v.sqrt() + self.config.tau)
+            new = old + self.config.server_lr * m / (v.sqrt() + self.config.tau)
             change |= {M + name: m, V + name: v, name: new.to(change[name].dtype)}
         return Update(change)

@@ -21,7 +21,7 @@ from flbench.core.rng import Draw, generator
 
 Links = NDArray[np.bool_]
 
-LINKS, ACTIVE = 0x11A7, 0xAC71  # keys of random streams, larger than any round
+LINKS = 0x11A7  # key of a random stream, larger than any round
 SWAPS: Final = 10  # attempts to swap ends per link of a random regular graph
 
 
@@ -58,12 +58,6 @@ class GossipConfig(AlgorithmConfig):
         description="weights of a client and its neighbours: `uniform` for equal ones, or"
         " `metropolis`, which keep the mean of all models if the network is undirected",
     )
-    active: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="probability that a client of the cohort exchanges models; others only train",
-    )
     after_training: bool = Field(
         False,
         description="true: models are evaluated as they were after local training, before mixing;"
@@ -76,21 +70,13 @@ def graph_of(config: GossipConfig, draw: Draw, ids: Tensor) -> Tensor:
 
     Of a network that does not change, a round uses the links between clients of the cohort, so that
     nothing passes through an absent client. The links depend on the seed, the round and the set of
-    clients, not on their order.
-
-    Args:
-        config: Keys of the method.
-        draw: Random streams of the round.
-        ids: [K] int64, the clients.
+    clients, `ids` [K] int64, not on their order.
     """
     among, back = torch.sort(ids)[0].numpy(), torch.argsort(torch.argsort(ids)).numpy()
     if config.topology == "random":
         links = _drawn(config, draw.method_generator(LINKS), len(among))
     else:
         links = network(config, draw.seed, draw.clients)[np.ix_(among, among)]
-    if config.active < 1.0:
-        awake = draw.method_generator(ACTIVE).random(draw.clients)[among] < config.active
-        links = links & awake[:, None] & awake
     return torch.from_numpy(links[np.ix_(back, back)])
 
 
@@ -169,16 +155,12 @@ def _regular(n: int, degree: int, rng: np.random.Generator) -> Links:
 
 
 def mixing_rows(graph: Tensor, mixing: str) -> Tensor:
-    """Return the mixing rows [K, K] float64 of a graph; each row sums to one.
+    """Return the mixing rows [K, K] float64 of a graph [K, K] bool; each row sums to one.
 
     d_i is the number of clients that client i mixes besides itself. `uniform`: w_ij = w_ii =
     1 / (d_i + 1). `metropolis`: w_ij = 1 / (1 + max(d_i, d_j)), and w_ii is 1 minus the rest of the
     row; if the graph is undirected, columns sum to one too, so mixing keeps the mean of all models.
     A client without links keeps its model.
-
-    Args:
-        graph: [K, K] bool.
-        mixing: Kind of weights.
     """
     degree = graph.sum(dim=1).double()
     if mixing == "uniform":

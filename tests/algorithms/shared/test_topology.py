@@ -116,18 +116,6 @@ def test_networks_are_fixed_and_absent_clients_forward_nothing(name):
     assert torch.equal(part, graph(topology)[ids][:, ids])
 
 
-def test_inactive_clients_exchange_nothing_both_ways():
-    awake = graph(keys("complete", active=0.5))
-    sleeping = ~awake.any(dim=1)
-
-    assert 0 < int(sleeping.sum()) < N
-    assert not bool(awake[:, sleeping].any())
-    assert bool((awake[~sleeping].sum(dim=1) == int((~sleeping).sum()) - 1).all())
-    assert not bool(graph(keys("complete", active=0.0)).any())
-    other = ~graph(keys("complete", active=0.5), round=1).any(dim=1)
-    assert not torch.equal(other, sleeping)
-
-
 def test_links_of_an_erdos_renyi_graph_have_the_configured_probability():
     def density(**own) -> float:
         return float(graph(keys("erdos_renyi", **own), 60).double().sum()) / (60 * 59)
