@@ -11,9 +11,12 @@ from statsmodels.stats.multitest import multipletests
 
 import flbench as fl
 from flbench.analysis import statistics
+from flbench.analysis.arrangement import arrange
 from flbench.analysis.report import json_of, latex_of
 from flbench.analysis.shown import TABLES
+from flbench.analysis.tables import analyse
 from flbench.cli import app
+from flbench.comparison.collect import collect
 from tests.comparison.made import matrix, run_folder
 
 pytestmark = pytest.mark.slow
@@ -66,16 +69,16 @@ def test_methods_that_lack_repetitions_have_no_rank(tmp_path):
         for k in (3, 4) if alpha == "1" else ():
             (runs["ditto", k] / "summary.json").unlink()  # it was not finished
 
-    found = fl.report(tmp_path)
+    analysis = analyse(arrange(collect([tmp_path]).runs))
 
-    board = found.leaderboard.set_index(["place", "method"])
+    board = analysis.leaderboard.set_index(["place", "method"])
     assert board.loc["digits, alpha=0.1"]["rank"].to_dict() == {"ditto": 1, "hfcd": 2, "fedavg": 3}
     rows = board.loc["digits, alpha=1"]
     assert rows["rank"].drop("ditto").to_dict() == {"hfcd": 1, "fedavg": 2}
     assert math.isnan(rows.loc["ditto", "rank"])
     assert rows.index[-1] == "ditto"
     assert rows["n"].to_dict() == {"hfcd": 5, "fedavg": 5, "ditto": 3}
-    analysis = found._analysis
+    assert analysis.answer[2].endswith(" ditto.")  # which is not ranked there
     assert set(analysis.across.ranks.index) == {"hfcd", "fedavg"}
     [table] = TABLES["leaderboard"](analysis, "digits, alpha=1")
     shown = {row["method"]: (row["rank"], row["n"]) for row in table.cells()}
@@ -98,7 +101,8 @@ def test_baseline_is_what_all_others_are_compared_with(runs, plain):
     assert p["p_holm"].tolist() == pytest.approx(multipletests(p["p"], method="holm")[1])
     smaller = p.loc["ditto", "p_holm"] / plain.pairs["p_holm"].min()
     assert smaller == pytest.approx(2 / 3 * p.loc["ditto", "p"] / plain.pairs["p"].min())
-    source = latex_of(found._analysis)["leaderboard"]
+    analysis = analyse(arrange(collect([runs]).runs, baseline="hfcd"))
+    source = latex_of(analysis)["leaderboard"]
     assert re.search(r"ditto & .*0\.8\d\d .*\{\*\}", source)
     assert "\\underline" not in source
 

@@ -208,7 +208,7 @@ def test_ranks_count_a_kind_of_partition_once(tmp_path):
         "dirichlet alpha=1 balanced=false",
     }
     assert len(found.tree()["kinds"]) == 4
-    across = found._analysis.across
+    across = analyse(arrange(collect([tmp_path]).runs)).across
     assert (across.places, across.blocks) == (4, 2)
 
 

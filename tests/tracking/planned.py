@@ -49,8 +49,8 @@ class PlannedServer:
 
 
 @contextmanager
-def planned_server(uri: str, folder: Path) -> Iterator[PlannedServer]:
-    """Serve a database, whose artifacts lie in a folder.
+def planned_server(uri: str, folder: Path, port: int = 0) -> Iterator[PlannedServer]:
+    """Serve a database, whose artifacts lie in a folder, at a port; 0 for any.
 
     MLflow's application has one store for each process.
     """
@@ -70,7 +70,7 @@ def planned_server(uri: str, folder: Path) -> Iterator[PlannedServer]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     handlers._tracking_store = handlers._artifact_repo = None
     planned = PlannedServer()
-    server = make_server("127.0.0.1", 0, planned, threaded=True)
+    server = make_server("127.0.0.1", port, planned, threaded=True)
     planned.uri = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -80,6 +80,7 @@ def planned_server(uri: str, folder: Path) -> Iterator[PlannedServer]:
         yield planned
     finally:
         server.shutdown()
+        server.server_close()
         thread.join()
         handlers._tracking_store = handlers._artifact_repo = None
         for name, value in before.items():

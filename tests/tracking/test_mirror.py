@@ -1,16 +1,13 @@
 """The mirror as a process of its own: unreachable servers, and runs that are killed."""
 
 import json
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -28,6 +25,8 @@ from tests.forks import Fork
 from tests.installed import needs
 from tests.support import SMALL, run
 from tests.tracking import study
+from tests.tracking.conftest import copied
+from tests.tracking.planned import planned_server
 from tests.tracking.reading import entries, history, only
 
 pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
@@ -58,32 +57,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@contextmanager
-def server(folder: Path, port: int) -> Iterator[str]:
-    """A real server."""
-    uri, database = f"http://127.0.0.1:{port}", f"--backend-store-uri=sqlite:///{folder}/server.db"
-    words = ["server", "--workers=1", "--host=127.0.0.1", f"--port={port}", database]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mlflow", *words, f"--default-artifact-root={folder}/artifacts"],
-        env=os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-    def answers() -> bool:
-        with suppress(OSError), urlopen(f"{uri}/health", timeout=2) as answer:
-            return int(answer.status) == 200
-        return False
-
-    try:
-        wait(answers)
-        yield uri
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
 
 
 def test_mirror_is_off_where_it_is_switched_off_or_mlflow_is_missing(tmp_path, monkeypatch):
@@ -181,15 +154,14 @@ def test_mirror_reports_how_a_run_ended_that_is_named_by_a_dot(
 
 
 @pytest.mark.usefixtures("_forked")
-@pytest.mark.processes
-def test_a_server_that_starts_late_or_dies_gets_everything(finished, tmp_path, capsys):
+def test_a_server_that_starts_late_or_dies_gets_everything(finished, tmp_path, database, capsys):
     path = shutil.copytree(finished, tmp_path / "late")
     port = free_port()
     uri = f"http://127.0.0.1:{port}"
     mirrored = mirror.start(path, TrackingConfig(uri=uri))
     wait(lambda: "connection refused" in (path / mirror.LOG).read_text())
 
-    with server(tmp_path, port):
+    with planned_server(copied(database, tmp_path / "db"), tmp_path / "artifacts", port):
         said = mirrored.finish(60)
         store = stores.open_store(uri)
         entry = only(store, path)

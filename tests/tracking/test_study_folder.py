@@ -1,6 +1,7 @@
 """A study whose files are damaged, or that has other numbers of trials, as the mirror reads it."""
 
 import json
+import shutil
 
 import pytest
 
@@ -31,8 +32,9 @@ def test_invalid_trial_json_is_an_error_and_the_other_trials_are_read(path):
         assert str(file) in str(error)
 
 
-def test_method_with_fewer_trials_than_the_study_is_finished_when_these_have_ended(path):
+def test_method_with_fewer_trials_than_the_study_is_finished_when_these_have_ended(path, tmp_path):
     """Searches of equal steps have different numbers of trials; the tuned one has its method's."""
+    path = shutil.copytree(path, tmp_path / "study")
     about = json.loads((path / "study.json").read_text())
     about["methods"]["fedavg"]["trials"] = len(made.TRIALS)
     made.edit(path / "study.json", methods=about["methods"], trials=2 * len(made.TRIALS))
