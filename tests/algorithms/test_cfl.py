@@ -104,6 +104,16 @@ def test_relative_thresholds_are_shares_of_the_largest_mean_norm(earlier, splits
     assert state.server["peak"].tolist() == pytest.approx([earlier] * (1 + splits), rel=1e-5)
 
 
+def test_cluster_waits_until_four_fifths_have_an_update():
+    """Ten clients: seven are too few, eight are enough."""
+    algorithm, state = server(clients=10)
+    apart = {i: [0, 1.0] if i in (2, 5, 6) else [1.0, 0] for i in range(8)}
+
+    for count, parts in ((7, 1), (8, 2)):
+        some = {i: apart[i] for i in range(count)}
+        assert len(groups(after(algorithm, replace(state, round=1), some))) == parts
+
+
 def test_clusters_without_a_step_stay_as_they_were():
     """A client without an optimizer step has no update."""
     algorithm, state = server()
@@ -258,6 +268,11 @@ def test_new_clients_go_down_the_tree_of_splits():
     assert found[ids].tolist() == [int(cluster[group[0]]) for group in (A, B, C)]
     assert torch.equal(found[3:], cluster[3:])
     assert joining.program.sends == sent.keys()
+    # The models that it tries are those of the splitting clusters at that time: the second one has
+    # taken 0.01 and then the mean of B and C.
+    models = state.server["tree.w.head.bias"][:, :3] - server()[1].server["head.bias"][0, :3]
+    expected = torch.tensor([[0.01, 0, 0], [0.01, 9.7 / 5, 9.8 / 5]])
+    assert torch.allclose(models, expected, rtol=0, atol=1e-6)
 
 
 def test_a_new_client_joins_those_with_labels_like_its_own(tmp_path):

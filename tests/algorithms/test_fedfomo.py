@@ -157,6 +157,9 @@ def test_each_model_is_drawn_for_itself():
         explored.append(sum(left.pop(left.index(n)) != max([*left, n]) for n in row))
 
     assert len(set(explored)) >= 4  # one draw for a whole list would give 0 or 4
+    always = build(*KEYS, "partition.clients=20", "algorithm.models=1", "algorithm.epsilon=1")
+    firsts = always.algorithm.candidates(state, torch.arange(20))[:, 0]
+    assert len(firsts.unique()) > 5  # a random one is any of those left
 
 
 @pytest.mark.slow
