@@ -335,6 +335,7 @@ def test_files_that_are_not_read_are_counted_by_a_note(tmp_path, as_zip):
         (b"x,ill\n1,0\n2,0\n", "`ill`"),
         (b"x,y\n" + b"".join(b"1,%d.5\n" % k for k in range(50)), r"`y` .*data\.label"),
         (b"-3e2,7,7.5,1\n1,1,1,0\n", r"a\.csv"),
+        (b"5.1,3.5,1.4,setosa\n1,1,1,0\n", r"a\.csv"),
         *(
             (f'a,b,y\n"{value}",1,0\n"{value}",2,1\n'.encode(), "`a`")
             for value in ("1.200,50", "45%", "($20.50)", "3 €", "1 050")
@@ -566,6 +567,9 @@ def test_one_table_is_read_as_a_folder_of_one_table_without_clients(tmp_path):
     assert np.array_equal(data.x, folder.x, equal_nan=True)
     assert (data.y.tolist(), data.columns) == (folder.y.tolist(), folder.columns)
     assert data.groups is None
+    empty = WARDS["north.csv"] + b",,\n,,\n"  # rows at the end that a spreadsheet writes
+    (tmp_path / "end.csv").write_bytes(empty)
+    assert data_hash(load(tmp_path / "end.csv")) == data_hash(data)
 
 
 X = np.zeros((40, 8, 8), np.uint8)
@@ -730,6 +734,7 @@ def test_pipes_and_names_that_are_not_utf8_are_refused(tmp_path):
         (b'age,bp,ill\n"3\n0",1,0\n1,2\n', None, "line 4 "),
         (b"age,ill,bp\n1,0,2\n30,1\n", "ill", "line 3 "),
         (b"age,bp,ill\n30,1,0\n3,5,-nan\n", None, "row 2 .*`ill`"),
+        (b"age,bp,ill\n30,1,0\n,,\n30,1,0\n", None, "row 2 "),
         (b"", None, ""),
         (b"age,bp,ill\n30,1,0\n30,1,0,4\n", None, ""),
         (b"age,bq,ill\n1,2,0\n", None, "bq"),

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 import flbench as fl
-from flbench.core.errors import UserError
+from flbench.core.errors import RunError, UserError
 from flbench.deploy import formats, loading
 from flbench.testing import run
 from tests.deploy.test_models import federation_of, tables
@@ -122,6 +122,13 @@ def test_images(tmp_path):
     assert not list(tmp_path.glob("model.*"))
 
 
+@pytest.mark.full
+def test_images_of_other_methods(tmp_path):
+    methods = ("fedper", "fednh", "moon", "apfl", "dispfl-hp", "hfcd", "ft")
+    paths = [run(tmp_path, *SMALL, f"algorithm={name}")[0] for name in methods]
+    assert_load_without_flbench(paths, tmp_path / "files", [formats.FORMATS] * len(methods))
+
+
 def by_the_card(card, rows):
     """Inputs of the net for rows of a table, computed with what the card says alone."""
     names, words = card["input"]["columns"], card["input"]["words"]
@@ -166,6 +173,21 @@ def test_tables(tmp_path):
         else:
             scores = torch.export.load(file).module()(torch.from_numpy(samples))
         torch.testing.assert_close(scores, model.predict(samples), rtol=1e-4, atol=1e-5)
+
+
+def test_colour_images(tmp_path):
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 3
+    x = rng.integers(0, 100, (120, 8, 8, 3), dtype=np.uint8)
+    x[np.arange(120), :, :, y] += 100
+    np.savez(tmp_path / "colours.npz", train_images=x, train_labels=y)
+    path, _ = run(tmp_path, *SMALL, "algorithm=fedavg", f"data.path={tmp_path / 'colours.npz'}")
+    model = loading.load(path)
+    file, card = formats.write(model, tmp_path / "model.pt2")
+    assert json.loads(card.read_text())["input"]["shape"] == ["B", 8, 8, 3]
+    scores = torch.export.load(file).module()(torch.from_numpy(x))
+    assert torch.equal(scores, model.predict(x))
+    assert torch.equal(scores, model.predict(np.moveaxis(x, -1, 1)))
 
 
 def test_the_card_is_beside_the_file_and_inside(tmp_path, finished_run):
@@ -261,3 +283,20 @@ def test_a_net_that_no_program_can_hold_is_exported_as_weights(tmp_path, capfd):
     file, _ = formats.write(model, tmp_path / "weights.safetensors")
     assert file.exists()
     assert "def forward" not in "".join(capfd.readouterr())  # the graph that PyTorch prints
+
+
+class Otherwise(Branching):
+    """A net that computes something else when PyTorch traces it."""
+
+    def forward(self, x):
+        scores = self.fc(x.flatten(1))
+        return 1.001 * scores if torch.compiler.is_exporting() else scores
+
+
+def test_a_program_that_predicts_otherwise_than_the_model_is_not_written(tmp_path):
+    model = model_of(Otherwise(), tmp_path / "runs")
+
+    for suffix in (".pt2", ".onnx"):
+        with pytest.raises(RunError):
+            formats.write(model, tmp_path / f"model{suffix}")
+    assert not list(tmp_path.glob("model.*"))

@@ -739,6 +739,13 @@ class CountingTerm:
         return context.out.logits.square().mean() * self.calls
 
 
+class RowLosses(CountingTerm):
+    """A term with a value for each sample."""
+
+    def __call__(self, context):
+        return context.out.logits.mean(1)
+
+
 def in_place(self, found, state, ids):
     for value in state.server.values():
         value.mul_(0.5)
@@ -758,6 +765,11 @@ RETURNED = {
     "weights by losses": method(weights=softmax),
     "one weight": method(weights=lambda self, found, _: found[:1]),
     "a term that counts": method(terms=lambda self, found: (*found, CountingTerm())),
+    "a term with rows": method(terms=lambda self, found: (*found, RowLosses())),
+    "two clients": method(init=lambda self, found, _: (found[0], {"kept": torch.zeros(2)})),
+    "a metric that is a word": method(
+        aggregate=lambda self, found, *_: replace(found, metrics={"quality": "good"})
+    ),
     "a client twice": method(cohort=lambda self, *_: torch.tensor([0, 0, 1])),
     "an unknown client": method(cohort=lambda self, *_: torch.tensor([0, -1])),
     "a change in place": method(dispatch=in_place),

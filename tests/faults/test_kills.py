@@ -46,8 +46,8 @@ class Calls:
         folder: Folder for what the calls print.
 
     Attributes:
-        changes: Number of changes of the run's files in the last call: opened for writing, flushed,
-            renamed, removed, or a folder made.
+        changes: Number of changes of the run's files in the last call: opened for writing, renamed,
+            removed, or a folder made.
         seconds: Wall-clock time of the last call.
     """
 
@@ -110,6 +110,7 @@ def test_a_killed_run_is_resumed_and_ends_like_the_straight_one(method, engine, 
     assert calls.call("run", *keys, f"engine.name={plain}", out) == 0
     [reference] = (tmp_path / "straight").glob("*/*/")
     seconds, changes = calls.seconds, calls.changes
+    assert changes > 20
     own = [f"engine.name={engine}", *(["engine.workers=2"] if engine == "ray" else [])]
     words = ["run", *keys, *own, f"output.dir={tmp_path}/killed"]
     left = 1.0  # share of the run that a resume still has to do
@@ -118,6 +119,7 @@ def test_a_killed_run_is_resumed_and_ends_like_the_straight_one(method, engine, 
         share = draw.uniform(0.45, 0.95) if engine == "ray" else draw.random()
         if engine == "ray" or draw.random() < 0.5:
             code = calls.call(*words, change=1 + int(share * left * changes))
+            assert code == -signal.SIGKILL or left < 1.0
         else:
             code = calls.call(*words, seconds=share * left * seconds)
         found = [file.parent for file in (tmp_path / "killed").glob("*/*/config.yaml")]
