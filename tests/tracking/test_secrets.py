@@ -266,44 +266,45 @@ def folder_that_names(kind: str, uri: str, place: Path) -> Path:
         (run[kind] / "fedavg.yaml").write_text(config)
     elif kind in ("comparison", "cell"):
         about = {"format": 1, "id": "a", "created": "", "command": [], "cells": []}
-        content = about | Design(base=Layer({"tracking": {"uri": uri}}), methods=()).model_dump(
-            mode="json"
-        )
-        (path / "comparison.json").write_text(json.dumps(content))
+        base = Layer({"tracking": {"uri": uri, "mlflow": True}})
+        method = LabelledLayer.of("local", Layer({"algorithm": {"name": "local"}}))
+        design = Design(base=base, methods=(method,))
+        (path / "comparison.json").write_text(json.dumps(about | design.model_dump(mode="json")))
     if kind in ("run", "cell"):
         (run[kind] / "config.yaml").write_text(config)
     return run[kind] if kind == "cell" else path
 
 
-@pytest.mark.usefixtures("own")
-@pytest.mark.parametrize("kind", ["run", "study", "comparison", "cell"])
-def test_sync_sends_no_credentials_to_the_address_of_a_folder(kind, tmp_path, capsys):
-    with foreign_server() as (uri, requests):
-        folder = folder_that_names(kind, uri, tmp_path)
+def command(kind: str, uri: str, place: Path) -> list[str]:
+    """Return a command that reads an address from a folder or a file."""
+    if kind == "resumed run":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stores, "installed", lambda: False)
+            folder = interrupted_run(place, f"tracking.uri={uri}", "tracking.mlflow=auto")
+        return ["run", "--resume", str(folder)]
+    if kind == "file":
+        (place / "config.yaml").write_text(f"tracking: {{mlflow: true, uri: '{uri}'}}\n")
+        small = [item for item in SMALL if not item.startswith("tracking.")]
+        return ["run", *small, "--config", str(place / "config.yaml")]
+    what = ["compare", "--resume"] if kind == "resumed comparison" else ["sync"]
+    return [*what, str(folder_that_names(kind.removeprefix("resumed "), uri, place))]
 
-        code = app.main(["sync", str(folder)])
 
-        assert not requests()
-    said = capsys.readouterr().err
-    assert code == 2
-    assert uri in said
-    assert "--uri" in said
+KINDS = ("run", "study", "comparison", "cell", "resumed run", "resumed comparison", "file")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own", "_forked")
-def test_resumed_run_sends_nothing_to_the_address_of_its_folder(tmp_path, capsys):
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_credentials_are_sent_to_the_address_of_a_folder_or_file(kind, tmp_path, capsys):
     with foreign_server() as (uri, requests):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stores, "installed", lambda: False)
-            folder = interrupted_run(tmp_path, f"tracking.uri={uri}", "tracking.mlflow=auto")
-
-        code = app.main(["run", "--resume", str(folder)])
+        code = app.main(command(kind, uri, tmp_path))
 
         assert not requests()
     said = capsys.readouterr().err
-    assert code == 0
+    assert code == (0 if kind == "resumed run" else 2)
     assert uri in said
+    assert "--uri" in said or kind == "file"
 
 
 @pytest.mark.slow
@@ -333,19 +334,6 @@ def test_resumed_study_sends_nothing_to_the_address_of_its_folder(
     assert uri in said
     assert "--uri ADDRESS" in said
     assert (code == 2, len(trained)) == ((False, 1) if mlflow == "auto" else (True, 0))
-
-
-@pytest.mark.usefixtures("own")
-def test_run_sends_no_credentials_to_the_address_of_a_file(tmp_path, capsys):
-    with foreign_server() as (uri, requests):
-        small = [item for item in SMALL if not item.startswith("tracking.")]
-        (tmp_path / "config.yaml").write_text(f"tracking: {{mlflow: true, uri: '{uri}'}}\n")
-
-        code = app.main(["run", *small, "--config", str(tmp_path / "config.yaml")])
-
-        assert not requests()
-    assert code == 2
-    assert uri in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -456,27 +444,6 @@ def test_sync_changes_no_file_that_is_no_database_of_mlflow(kind, tmp_path, caps
     assert app.main(["sync", str(folder)]) == 2
     assert str(named) in capsys.readouterr().err
     assert file.read_bytes() == before
-
-
-@pytest.mark.usefixtures("own")
-def test_resumed_comparison_sends_nothing_to_the_address_of_its_folder(tmp_path, capsys):
-    with foreign_server() as (uri, requests):
-        base = Layer({"tracking": {"uri": uri, "mlflow": True}})
-        layers = {name: Layer({"algorithm": {"name": name}}) for name in ("fedavg", "local")}
-        design = Design(
-            base=base, methods=tuple(LabelledLayer.of(name, one) for name, one in layers.items())
-        )
-        path = tmp_path / "comparison"
-        path.mkdir()
-        about = {"format": 1, "id": "a", "created": "", "command": [], "cells": []}
-        (path / "comparison.json").write_text(json.dumps(about | design.model_dump(mode="json")))
-
-        code = app.main(["compare", "--resume", str(path)])
-
-        said = capsys.readouterr().err
-        assert code == 2, said
-        assert uri in said
-        assert not requests()
 
 
 def test_log_of_a_mirror_follows_no_link(tmp_path, monkeypatch):
