@@ -105,7 +105,7 @@ def mirrored(
     caller: Caller,
     named_by: NamedBy,
     report: Callable[[], object] = lambda: None,
-) -> Iterator[mirror.Mirrored]:
+) -> Iterator[mirror.Mirror]:
     """Context manager in which a folder is sent to MLflow, and which says how it is resumed.
 
     At its end the report is written, and sent too.
@@ -115,7 +115,7 @@ def mirrored(
         LostError: The workers are lost. Its message says so too.
     """
     again = f"Resume with: {folder.resume_command}"
-    with mirror.Mirrored(named_by) as mirrors:
+    with mirror.Mirror(named_by) as mirrors:
         mirrors.open(folder.path, config, lambda sentence: caller.tell([sentence]))
         try:
             with as_flbench_errors(folder.resume_command):
@@ -133,7 +133,7 @@ def mirrored(
                 report()
 
 
-def said_of(mirrors: mirror.Mirrored, path: Path, caller: Caller) -> list[str]:
+def said_of(mirrors: mirror.Mirror, path: Path, caller: Caller) -> list[str]:
     """Wait until a folder is sent to MLflow; return what is missing, or where it is seen."""
     with caller.during(MLFLOW):
         missing = mirrors.finish()

@@ -19,7 +19,7 @@ from flbench.core.errors import ConfigError, UserError
 from flbench.core.wording import in_shell
 from flbench.experiment import lifecycle
 from flbench.results import reading, study_folder
-from flbench.tracking.mirror import Mirrored
+from flbench.tracking.mirror import Mirror
 
 if TYPE_CHECKING:
     from flbench.api.comparisons import PlannedComparison
@@ -105,5 +105,5 @@ def carry_on(path: Path, changed: Layer, caller: Caller) -> RunEnding:
             f"{path} is a trial, which is never evaluated on test parts. Resume its study: flbench"
             f" tune --resume {study}"
         )
-    mirrors = Mirrored("user" if "tracking.uri" in changed else "folder")
+    mirrors = Mirror("user" if "tracking.uri" in changed else "folder")
     return train(partial(lifecycle.resume, path, changed), f"resuming {path}", mirrors, caller)

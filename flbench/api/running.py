@@ -29,7 +29,7 @@ from flbench.results import reading
 from flbench.results.summary import training_failure
 
 if TYPE_CHECKING:
-    from flbench.tracking.mirror import Mirrored
+    from flbench.tracking.mirror import Mirror
 
 
 KERNELS: Final = ("ZMQInteractiveShell", "Shell")  # Jupyter and VS Code; Colab
@@ -90,7 +90,7 @@ class RunEnding(NamedTuple):
     """
 
     path: Path
-    mirrors: "Mirrored | None"
+    mirrors: "Mirror | None"
 
     def unsent(self) -> list[str]:
         """Wait a few seconds for MLflow; return a sentence if it does not have the run."""
@@ -120,7 +120,7 @@ def start(config: Config, origins: dict[str, str], caller: Caller) -> RunEnding:
 
         named_by = mirror.named_by(origins)
         mirror.check(config.tracking, named_by)
-        mirrors = mirror.Mirrored(named_by)
+        mirrors = mirror.Mirror(named_by)
     title = f"{config.algorithm.name} on {config.data.title}"
     return train(partial(lifecycle.run, config, origins), title, mirrors, caller)
 
@@ -128,7 +128,7 @@ def start(config: Config, origins: dict[str, str], caller: Caller) -> RunEnding:
 def train(
     trained: Callable[[Sequence[Callback], Sequence[Logger], lifecycle.HowToResume], Path],
     title: str,
-    mirrors: "Mirrored | None",
+    mirrors: "Mirror | None",
     caller: Caller,
 ) -> RunEnding:
     """Call `trained` with callbacks that show the progress below a title and start the mirror."""
@@ -149,7 +149,7 @@ def train(
 class _StartMirror(Callback):
     """Starts the mirror of a run when the run begins."""
 
-    def __init__(self, mirrors: "Mirrored", shown: Callback) -> None:
+    def __init__(self, mirrors: "Mirror", shown: Callback) -> None:
         self._mirrors, self._shown = mirrors, shown
 
     def on_run_start(self, run: RunView) -> None:

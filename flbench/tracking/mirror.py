@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self
 
@@ -62,101 +61,54 @@ def _address(config: TrackingConfig, named_by: "NamedBy") -> "Address | None":
     return None
 
 
-def start(folder: Path, config: TrackingConfig, named_by: "NamedBy" = "user") -> "Mirror | None":
-    """Start the mirror of the folder of a run, a study or a comparison.
-
-    Returns:
-        The mirror; None if it is switched off or MLflow is not installed.
-
-    Raises:
-        ConfigError: See `check`; or the address is not the user's own, with any `tracking.mlflow`.
-    """
-    address = _address(config, named_by)
-    if address is None:
-        return None
-    # The path is resolved because the name of the folder finds the run in MLflow.
-    command = [sys.executable, "-m", "flbench.tracking.follow", str(folder.resolve())]
-    command += ["--named-by", address.named_by]
-    if config.experiment is not None:
-        command += ["--experiment", config.experiment]
-    with open(folder / LOG, "ab", opener=files.not_a_link) as log:
-        process = subprocess.Popen(
-            command,
-            # A command line is visible to all users of the machine, an environment is not.
-            env=startup.environment(MLFLOW_TRACKING_URI=address.uri),
-            stdin=subprocess.PIPE,  # the pipe closes when this process ends, even if it is killed
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C in the terminal does not reach the mirror
-        )
-    return Mirror(folder, address.shown, process)
-
-
-@dataclass
 class Mirror:
-    """A running mirror process.
+    """The mirror of the folder of a run, a study or a comparison, which starts once there is one.
 
-    Attributes:
-        folder: Folder that is mirrored.
-        uri: Address of the store, without its secrets.
-        process: The process.
-    """
-
-    folder: Path
-    uri: str
-    process: "subprocess.Popen[bytes]"
-
-    def announce_end(self, outcome: Outcome) -> None:
-        """Tell the mirror how the run ended. It sends the rest and exits."""
-        pipe = self.process.stdin
-        if pipe is not None and not pipe.closed:
-            with suppress(BrokenPipeError):  # the mirror has exited already
-                pipe.write(outcome.encode())
-                pipe.close()
-
-    def finish(self, timeout: float = EXIT_SECONDS, outcome: Outcome = "finished") -> str | None:
-        """Wait until everything is sent, but at most `timeout` seconds.
-
-        Args:
-            timeout: Seconds to wait.
-            outcome: How the run ended; ignored if `announce_end` was called before.
-
-        Returns:
-            A sentence for the user if something was not sent; None otherwise.
-        """
-        self.announce_end(outcome)
-        cure = f"flbench sync {in_shell(self.folder)} sends what is missing."
-        after = "The mirror has ended."
-        try:
-            if self.process.wait(timeout) == 0:
-                return None
-        except subprocess.TimeoutExpired:
-            after = f"After {timeout:g} s, a process goes on sending in the background."
-        text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
-        lines = [line for line in text.splitlines() if line.startswith(NOT_SENT)]
-        if lines:
-            return f"{lines[-1].removeprefix(NOT_SENT).rstrip('.')}. Then {cure}"
-        return (
-            f"MLflow at {self.uri} does not have everything. {after} Its messages are in"
-            f" {self.folder / LOG}. If something is missing at its end, {cure}"
-        )
-
-
-class Mirrored:
-    """The mirror of what a command writes, which starts once there is a folder.
-
-    As a context manager it tells the mirror how the run ended.
+    As a context manager it tells the mirror process how the command ended.
 
     Args:
         named_by: Who names the address of the store.
+
+    Attributes:
+        uri: Address of the store, without its secrets; None if nothing is sent.
+        process: The mirror process; None if nothing is sent.
     """
 
     def __init__(self, named_by: "NamedBy" = "user") -> None:
-        self._named_by = named_by
-        self._mirror: Mirror | None = None
+        self._named_by, self._folder = named_by, Path()
+        self.uri: str | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, folder: Path, config: TrackingConfig) -> Self:
+        """Start the mirror process, unless it is switched off or MLflow is not installed.
+
+        Raises:
+            ConfigError: See `check`; or the address is not the user's own, with any
+                `tracking.mlflow`.
+        """
+        address = _address(config, self._named_by)
+        if address is None:
+            return self
+        # The path is resolved because the name of the folder finds the run in MLflow.
+        command = [sys.executable, "-m", "flbench.tracking.follow", str(folder.resolve())]
+        command += ["--named-by", address.named_by]
+        if config.experiment is not None:
+            command += ["--experiment", config.experiment]
+        with open(folder / LOG, "ab", opener=files.not_a_link) as log:
+            self.process = subprocess.Popen(
+                command,
+                # A command line is visible to all users of the machine, an environment is not.
+                env=startup.environment(MLFLOW_TRACKING_URI=address.uri),
+                stdin=subprocess.PIPE,  # the pipe closes when this process ends, even if killed
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal does not reach the mirror
+            )
+        self._folder, self.uri = folder, address.shown
+        return self
 
     def open(self, folder: Path, config: Config, warn: Callable[[str], object]) -> None:
-        """Start the mirror.
+        """Start the mirror of a command.
 
         With `tracking.mlflow=auto`, a run whose mirror cannot start runs without one.
 
@@ -165,28 +117,54 @@ class Mirrored:
                 address is not known, or the address is not the user's own.
         """
         try:
-            self._mirror = start(folder, config.tracking, self._named_by)
+            self.start(folder, config.tracking)
         except (ConfigError, OSError) as error:  # for example no memory for another process
             if isinstance(error, ConfigError) and config.tracking.mlflow is True:
                 raise
             cure = f"flbench sync {in_shell(folder)} --uri ADDRESS"
             warn(f"nothing is sent to MLflow: {error} To send it later: {cure}")
 
-    @property
-    def uri(self) -> str | None:
-        """Address of the store, without its secrets; None if nothing is sent."""
-        return None if self._mirror is None else self._mirror.uri
+    def announce_end(self, outcome: Outcome) -> None:
+        """Tell the mirror how the run ended. It sends the rest and exits."""
+        pipe = None if self.process is None else self.process.stdin
+        if pipe is not None and not pipe.closed:
+            with suppress(BrokenPipeError):  # the mirror has exited already
+                pipe.write(outcome.encode())
+                pipe.close()
 
-    def finish(self) -> list[str]:
-        """Wait a few seconds until everything is sent; return a sentence if something is not."""
-        said = None if self._mirror is None else self._mirror.finish(EXIT_SECONDS)
-        return [] if said is None else [said]
+    def finish(self, timeout: float | None = None, outcome: Outcome = "finished") -> list[str]:
+        """Wait until everything is sent, but at most some seconds.
+
+        Args:
+            timeout: Seconds to wait; None for `EXIT_SECONDS`.
+            outcome: How the run ended; ignored if `announce_end` was called before.
+
+        Returns:
+            A sentence for the user if something was not sent.
+        """
+        if self.process is None:
+            return []
+        self.announce_end(outcome)
+        cure = f"flbench sync {in_shell(self._folder)} sends what is missing."
+        after = "The mirror has ended."
+        try:
+            if self.process.wait(timeout or EXIT_SECONDS) == 0:
+                return []
+        except subprocess.TimeoutExpired as error:
+            after = f"After {error.timeout:g} s, a process goes on sending in the background."
+        text = (self._folder / LOG).read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.splitlines() if line.startswith(NOT_SENT)]
+        if lines:
+            return [f"{lines[-1].removeprefix(NOT_SENT).rstrip('.')}. Then {cure}"]
+        return [
+            f"MLflow at {self.uri} does not have everything. {after} Its messages are in"
+            f" {self._folder / LOG}. If something is missing at its end, {cure}"
+        ]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._mirror is not None:
-            is_stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
-            ended: Outcome = "killed" if is_stopped else "failed"
-            self._mirror.announce_end("finished" if kind is None else ended)
+        is_stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+        ended: Outcome = "killed" if is_stopped else "failed"
+        self.announce_end("finished" if kind is None else ended)

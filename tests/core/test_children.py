@@ -38,7 +38,7 @@ def test_child_does_not_import_from_the_current_folder(place, tmp_path, monkeypa
     monkeypatch.setattr(mirror, "subprocess", fake)
 
     with suppress(AttributeError):  # there is no process
-        mirror.start(tmp_path / "run", TrackingConfig(uri=f"sqlite:///{tmp_path}/x.db"))
+        mirror.Mirror().start(tmp_path / "run", TrackingConfig(uri=f"sqlite:///{tmp_path}/x.db"))
     [(command, environment)] = started
     probe = [*command[: command.index("-m")], "-m", "probe"]
     subprocess.run(probe, env=environment, check=True, capture_output=True, timeout=60)

@@ -157,9 +157,9 @@ def test_mirror_tries_again_after_the_end_of_a_run(folder, server, tmp_path):
     begin = time.monotonic()
     server.plan = lambda method, path: 503 if time.monotonic() < begin + 1 else None
 
-    said = mirror.start(path, TrackingConfig(uri=server.uri)).finish(60)
+    said = mirror.Mirror().start(path, TrackingConfig(uri=server.uri)).finish(60)
 
-    assert said is None
+    assert said == []
     assert "503" in (path / mirror.LOG).read_text()
     assert only(stores.open_store(server.uri), path).info.status == "FINISHED"
 
@@ -171,7 +171,7 @@ def test_mirror_outlives_a_refused_file_and_names_it(folder, server, tmp_path):
     refused = is_upload_of("per_class.csv")
     server.plan = lambda method, path: 413 if refused(method, path) else None
 
-    said = mirror.start(path, TrackingConfig(uri=server.uri)).finish(60)
+    [said] = mirror.Mirror().start(path, TrackingConfig(uri=server.uri)).finish(60)
 
     for word in ("per_class.csv", "413", f"flbench sync {path}"):
         assert word in said

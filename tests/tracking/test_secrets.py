@@ -102,7 +102,7 @@ def test_secret_is_in_no_command_line(address, tmp_path):
             "algorithm: {name: fedavg}\ndata: {name: digits}\nmodel: {name: mlp}\nseed: 0\n"
             "partition: {scheme: iid}\n"
         )
-        mirrored = mirror.start(run, TrackingConfig(uri=uri))
+        mirrored = mirror.Mirror().start(run, TrackingConfig(uri=uri))
         try:
             connection, _ = server.accept()
             line = process_file(mirrored.process, "cmdline")
@@ -453,6 +453,6 @@ def test_log_of_a_mirror_follows_no_link(tmp_path, monkeypatch):
     monkeypatch.setattr(mirror.subprocess, "Popen", lambda *_, stdout, **__: stdout.write(b"log"))
 
     with pytest.raises(OSError, match="symbolic links"):
-        mirror.start(folder, TrackingConfig())
+        mirror.Mirror().start(folder, TrackingConfig())
 
     assert private.read_text() == "secret"
