@@ -14,6 +14,7 @@ from flbench.core.shapes import TokenShape
 from flbench.data import sources
 from flbench.data.federation import build
 from flbench.data.partition_files import data_hash
+from tests.api.test_own_data import HuggingFace
 
 LABELS = np.arange(40) % 2
 TOKENS = np.random.default_rng(0).integers(0, 9, size=(40, 6))
@@ -113,6 +114,7 @@ def test_objects_of_python_give_the_same_tokens_and_a_table_on_request():
     found = [
         fl.Data(frame, client="who", padding=9),
         fl.Data(SimpleDataset(pairs), padding=9),
+        fl.Data(HuggingFace({"input_ids": ragged, "label": LABELS.tolist()}), padding=9),
     ]
 
     for data in found:

@@ -771,7 +771,7 @@ RETURNED = {
         aggregate=lambda self, found, *_: replace(found, metrics={"quality": "good"})
     ),
     "a client twice": method(cohort=lambda self, *_: torch.tensor([0, 0, 1])),
-    "an unknown client": method(cohort=lambda self, *_: torch.tensor([0, -1])),
+    "an unknown client": method(cohort=lambda self, *_: torch.tensor([0, 99])),
     "a change in place": method(dispatch=in_place),
 }
 
