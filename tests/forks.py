@@ -7,7 +7,6 @@ a real one.
 
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -50,14 +49,6 @@ class Fork:
         """Whether the function has not returned yet."""
         return self.process.is_alive()
 
-    def interrupt(self) -> None:
-        """Send SIGINT, as Ctrl-C does."""
-        os.kill(self.process.pid, signal.SIGINT)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.process.terminate()
-
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""
         self.process.kill()
@@ -71,15 +62,6 @@ class Fork:
             self.kill()
             raise AssertionError(f"the process did not end within {seconds} s")
         return code
-
-
-def completed(
-    folder: Path, function: Callable[..., int | None], *arguments: Any
-) -> subprocess.CompletedProcess[str]:
-    """Call a function in a fork, and return what `subprocess.run` does for a process."""
-    fork = Fork(folder, function, *arguments)
-    code = fork.wait()
-    return subprocess.CompletedProcess((), code, fork.out, fork.err)
 
 
 def _call(function: Callable[..., int | None], arguments: Any, out: Path, err: Path) -> None:

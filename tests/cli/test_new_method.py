@@ -14,7 +14,7 @@ from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
 from flbench.testing import SMALL, summary_of
 from flbench.tuning import library
-from tests.forks import completed
+from tests.forks import Fork
 
 SOURCE = "flbench_my_idea/my_idea.py:MyIdea"
 
@@ -84,13 +84,13 @@ def test_its_tests_pass_without_an_installation(package, tmp_path):
         options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", quick]
         return pytest.main(options)
 
-    done = completed(tmp_path, play)
+    fork = Fork(tmp_path, play)
 
-    assert done.returncode == 0, done.stdout[-3000:]
-    [passed] = re.findall(r"(\d+) passed", done.stdout)
+    assert fork.wait() == 0, fork.out[-3000:]
+    [passed] = re.findall(r"(\d+) passed", fork.out)
     assert int(passed) >= 12
-    assert "skipped" not in done.stdout
-    assert "warning" not in done.stdout
+    assert "skipped" not in fork.out
+    assert "warning" not in fork.out
 
 
 @pytest.mark.slow

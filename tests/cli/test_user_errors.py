@@ -78,20 +78,15 @@ def interrupted(tmp_path_factory):
     return interrupted_run(tmp_path_factory.mktemp("runs"), "algorithm=fedavg")
 
 
-@pytest.mark.parametrize("damage", ["config", "checkpoint", "metrics", "rounds", "more options"])
+@pytest.mark.parametrize("damage", ["config", "metrics", "more options"])
 @pytest.mark.slow
 def test_resume_of_a_damaged_run_is_one_message(damage, interrupted, capsys, tmp_path):
     folder = shutil.copytree(interrupted, tmp_path / "run")
     arguments = ["run", "--resume", str(folder)]
     if damage == "config":
         (folder / "config.yaml").write_text("a: [")
-    elif damage == "checkpoint":
-        checkpoint = folder / "checkpoints" / "last.safetensors"
-        checkpoint.write_bytes(checkpoint.read_bytes()[:300])
     elif damage == "metrics":
         (folder / "metrics.csv").write_text("nonsense\n")
-    elif damage == "rounds":
-        arguments.append("train.rounds=99")
     else:
         arguments += ["--algo", "local"]
 
