@@ -68,11 +68,6 @@ PICTURES: Final[dict[str, Callable[..., "Figure"]]] = {
 """Pictures of a run by name, as `Run.plot` draws them."""
 
 
-def plot(run: Any, name: str, **options: Any) -> "Figure":
-    """Draw a picture of a run; see `Run.plot`."""
-    return named(PICTURES, name)(run, **options)
-
-
 def named(pictures: Mapping[str, Known], name: str) -> Known:
     """Return the picture of a name.
 

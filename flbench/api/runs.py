@@ -301,7 +301,7 @@ class Run:
         """
         from flbench.api import plots
 
-        return plots.plot(self, name, **options)
+        return plots.named(plots.PICTURES, name)(self, **options)
 
     @property
     def title(self) -> str:

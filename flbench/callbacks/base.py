@@ -1,11 +1,10 @@
 """The base class of callbacks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flbench.callbacks.run_view import RunView
-from flbench.config.schema import Config
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger as Logger
@@ -29,27 +28,21 @@ class Callback:
     A callback that must remember something overrides `state_dict` and `load_state_dict`. What it
     remembers is a part of each checkpoint, so a resumed run continues exactly.
 
-    Attributes:
-        own_metrics: Metrics of the user that judge the run; set before `requires` is called.
-
     >>> class StopAtTarget(Callback):
     ...     def on_evaluation_end(self, run, metrics):
     ...         if metrics["validation/personal/accuracy"] > 0.9:
     ...             run.stop("the validation accuracy is above 0.9")
     """
 
-    own_metrics: tuple["OwnMetric", ...] = ()
-
-    def requires(self, config: Config, parts: Sequence[str]) -> Sequence[str]:
-        """Return sentences that say why the callback cannot work in a run; empty if it can.
-
-        This is called before the run folder is made, and the run is refused with the sentences.
+    def prepare(self, metrics: tuple["OwnMetric", ...]) -> None:
+        """A run is about to begin; this is called before its folder is made.
 
         Args:
-            config: The complete configuration of the run.
-            parts: Those of `validation`, `test` and `common` that have samples.
+            metrics: Metrics of the user that judge the run.
+
+        Raises:
+            ConfigError: The callback cannot work in the run.
         """
-        return ()
 
     def on_run_start(self, run: RunView) -> None:
         """The run begins or resumes.

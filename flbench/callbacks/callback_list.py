@@ -26,16 +26,11 @@ class CallbackList:
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
-    def prepare(
-        self, config: Config, parts: Sequence[str], metrics: Sequence["OwnMetric"] = ()
-    ) -> None:
-        """Put the callback of `train.early_stopping` first, and ask all whether they can work.
-
-        It is called once for a run, with those of the parts `validation`, `test` and `common` that
-        have samples, and the metrics of the user.
+    def prepare(self, config: Config, metrics: Sequence["OwnMetric"] = ()) -> None:
+        """Put the callback of `train.early_stopping` first, and prepare all for a run.
 
         Raises:
-            ConfigError: A callback cannot. The message has one line for each reason.
+            ConfigError: A callback cannot work in the run.
         """
         stop = config.train.early_stopping
         if stop.patience is not None:
@@ -43,12 +38,7 @@ class CallbackList:
 
             asked: dict[str, Any] = stop.model_dump()
             self._callbacks = _named([EarlyStopping(**asked), *self._callbacks.values()])
-        unmet: list[str] = []
-        for name, callback in self._callbacks.items():
-            callback.own_metrics = tuple(metrics)
-            unmet += _call(name, callback, "requires", config, parts)
-        if unmet:
-            raise ConfigError("\n".join(unmet))
+        self.call("prepare", tuple(metrics))
 
     def call(self, hook: str, *arguments: object) -> None:
         """Call a hook of all callbacks; see `Callback`. Then raise the first error.

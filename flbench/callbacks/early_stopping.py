@@ -1,17 +1,20 @@
 """Stops a run when a metric does not improve any more."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from flbench.callbacks.base import Callback
 from flbench.callbacks.run_view import RunView
 from flbench.config.resolve import resolve
-from flbench.config.schema import Config, EarlyStoppingConfig
+from flbench.config.schema import EarlyStoppingConfig
 from flbench.config.sources import from_values
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.own_names import SUFFIXES
 from flbench.metrics import names as metric_names
 from flbench.results.summary import SHARES
+
+if TYPE_CHECKING:
+    from flbench.metrics.own import OwnMetric
 
 DEFAULT_METRIC: Final = EarlyStoppingConfig().metric
 LESS_IS_BETTER: Final = frozenset({"loss", *metric_names.LESS_IS_BETTER})
@@ -59,24 +62,25 @@ class EarlyStopping(Callback):
         given = {"metric": metric, "patience": patience, "min_delta": min_delta, "mode": mode}
         resolve([from_values({"train.early_stopping": given}, "EarlyStopping")])
         self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
+        self._own_metrics: tuple[OwnMetric, ...] = ()
         self._forget()
 
-    def requires(self, config: Config, parts: Sequence[str]) -> Sequence[str]:
+    def prepare(self, metrics: tuple["OwnMetric", ...]) -> None:
         self._forget()  # the object may have served another run before
-        if self._direction() is not None:
-            return ()
-        hint = did_you_mean(self.metric.rpartition("/")[2], LESS_IS_BETTER | MORE_IS_BETTER)
-        return (
-            "EarlyStopping: it is not known whether larger values of the metric"
-            f" `{self.metric}` are better.{hint} Set mode to max or min.",
-        )
+        self._own_metrics = metrics
+        if self._direction() is None:
+            hint = did_you_mean(self.metric.rpartition("/")[2], LESS_IS_BETTER | MORE_IS_BETTER)
+            raise ConfigError(
+                "EarlyStopping: it is not known whether larger values of the metric"
+                f" `{self.metric}` are better.{hint} Set mode to max or min."
+            )
 
     def _direction(self) -> Literal["max", "min"] | None:
         """Return which values of the metric are better, as far as its name or the user says it."""
         if self.mode is not None:
             return self.mode
         split, name = self.metric.partition("/")[0], self.metric.rpartition("/")[2]
-        for one in self.own_metrics:
+        for one in self._own_metrics:
             if name in {f"{one.name}{end}" for end in ("", *SUFFIXES)}:
                 return one.direction
         if name in LESS_IS_BETTER or (split == "log" and name.endswith("loss")):

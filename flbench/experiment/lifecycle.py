@@ -231,10 +231,7 @@ def _built(
         from flbench.experiment import frozen_outputs
 
         stack.callback(frozen_outputs.forget)
-    samples = experiment.federation
-    parts = [part for part in PARTS if any(map(len, samples.partition.parts[part]))]
-    parts += ["common"] if len(samples.common) else []
-    told.prepare(experiment.config, parts, experiment.judge.metrics)
+    told.prepare(experiment.config, experiment.judge.metrics)
     return experiment
 
 

@@ -158,7 +158,7 @@ def test_the_mode_follows_the_metric(metric, mode):
     def better(**asked):
         """Which of two values after 0.5 is an improvement."""
         callback, found = EarlyStopping(metric, **asked), set()
-        CallbackList([callback]).prepare(given, ["validation", "test"], metrics)
+        CallbackList([callback]).prepare(given, metrics)
         for value in (0.4, 0.6):
             callback.load_state_dict({"best": 0.5, "best_round": 1, "waited": 0})
             callback.on_round_end(SimpleNamespace(round=2), {metric: value})
@@ -193,7 +193,7 @@ def test_the_callback_of_the_configuration_comes_before_those_of_the_user():
     told = CallbackList([EarlyStopping(patience=2)])
     assert list(told.state_dict()) == ["EarlyStopping"]
 
-    told.prepare(config("runs", "train.early_stopping.patience=3")[0], ["validation", "test"])
+    told.prepare(config("runs", "train.early_stopping.patience=3")[0])
     told.load_state_dict({"EarlyStopping#2": {"best": 0.5, "best_round": 4, "waited": 1}})
 
     assert told.state_dict()["EarlyStopping"]["best_round"] == 0

@@ -180,7 +180,6 @@ def runs(tmp_path_factory):
     begin(folder / "runs" / "deep" / "study", "hfcd")
     (folder / "runs" / ".hidden").mkdir()
     (folder / "runs" / ".hidden" / "config.yaml").write_text("nothing: 1")
-    (folder / "empty").mkdir()
     return folder, sorted(map(str, folder.glob("runs/digits*/*")))
 
 
