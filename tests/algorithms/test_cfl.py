@@ -245,7 +245,8 @@ def federation(tmp_path, order=(0, 1, 2, 3, 4, 5)):
 def test_new_clients_go_down_the_tree_of_splits():
     """Updates like those of A, B or C at both splits lead to the cluster of A, B or C."""
     algorithm, state = server()
-    state = two_splits(algorithm, state)
+    who = [1, 0, 2, 3, 4, 5, 6, 7]  # client 0 is in A, so that the second split is of cluster 1
+    state = two_splits(algorithm, state, who.__getitem__)
     cluster, parameters = state.server["cluster"], algorithm.setting.net.parameters
     first, second = (
         ([2.0, 0, 0], [0, 2.0, 1.9], [0, 1.9, 2.0]),
@@ -265,7 +266,7 @@ def test_new_clients_go_down_the_tree_of_splits():
     found = joining.aggregate(state, results).server["cluster"]
 
     assert len(state.server["tree"]) == 2
-    assert found[ids].tolist() == [int(cluster[group[0]]) for group in (A, B, C)]
+    assert found[ids].tolist() == [int(cluster[who[group[0]]]) for group in (A, B, C)]
     assert torch.equal(found[3:], cluster[3:])
     assert joining.program.sends == sent.keys()
     # The models that it tries are those of the splitting clusters at that time: the second one has
