@@ -32,6 +32,7 @@ KEYS = (
     f"train.batch_size={BATCH}",
 )
 BACKBONE, HEAD = ("backbone.fc1.weight", "backbone.fc1.bias"), ("head.weight", "head.bias")
+NET = (*BACKBONE, *HEAD)
 
 Loss = Callable[[Tensor, Tensor, list[int]], Tensor]
 """(features [B, D], logits [B, C], labels) -> loss."""
@@ -94,6 +95,11 @@ class Clients:
                 rows = order[first : first + BATCH]
                 yield self.x[i][rows], [self.y[i][row] for row in rows]
 
+    def mean(self, ids: Sequence[int], trees: Sequence[Tree], *, uniform: bool = False) -> Tree:
+        """The mean of what clients sent, by samples or uniform."""
+        sizes = [1 if uniform else self.size(i) for i in ids]
+        return weighted_sum(trees, [size / sum(sizes) for size in sizes])
+
     def prototypes(self, i: int, weights: Tree) -> dict[int, Tensor]:
         """The mean feature of each class that a client holds, by class."""
         z, _ = net(weights, self.x[i])
@@ -115,6 +121,11 @@ def class_means(z: Tensor, y: list[int]) -> dict[int, Tensor]:
 
 def mean_cross_entropy(logits: Tensor, y: list[int]) -> Tensor:
     return sum(row.exp().sum().log() - row[k] for row, k in zip(logits, y, strict=True)) / len(y)
+
+
+def entropy(leaves: Tree, x: Tensor, y: list[int]) -> Tensor:
+    """The mean cross entropy of the net with these leaves."""
+    return mean_cross_entropy(net(leaves, x)[1], y)
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

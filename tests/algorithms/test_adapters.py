@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flbench.core.tree import digest
 from flbench.experiment import rounds
 from flbench.models import lora
 from flbench.testing import after, played
+from tests.algorithms.test_bytes import costs
 from tests.installed import needs
-from tests.support import build, summary_of_run
+from tests.support import build
 
 pytestmark = [pytest.mark.slow, needs("peft")]
 
@@ -31,22 +33,25 @@ def trained(*keys):
     return built, after(built, 2)
 
 
-def digest(*keys):
-    return summary_of_run(*LORA, *keys)["weights_digest"]
+def models(*keys):
+    """The digest of the models that clients are evaluated with."""
+    built, state = trained(*keys)
+    settings = rounds.settings_of(built.algorithm, state)
+    return digest(list(built.evaluator(print).deployed(state, settings)))
 
 
 def test_fedit_is_fedavg_on_adapters_to_the_bit():
-    assert digest(PART, "algorithm=fedit") == digest(PART, "algorithm=fedavg")
+    assert models(PART, "algorithm=fedit") == models(PART, "algorithm=fedavg")
 
 
 def test_one_client_alone_trains_adapters_of_its_own():
     """The mean over one client is what it sent, so all three are Local-Only on what they train."""
     alone = ("partition.clients=1", "train.participation=1")
-    local = digest(*alone, "algorithm=local")
+    local = models(*alone, "algorithm=local")
 
-    assert digest(*alone, "algorithm=fedit") == local
-    assert digest(*alone, "algorithm=fedsalora") == local
-    assert digest(*alone, "algorithm=ffalora") != local
+    assert models(*alone, "algorithm=fedit") == local
+    assert models(*alone, "algorithm=fedsalora") == local
+    assert models(*alone, "algorithm=ffalora") != local
 
 
 @pytest.mark.parametrize("sgd", [(), ("momentum=0.9", "weight_decay=0.1")])
@@ -142,10 +147,10 @@ def test_fedsalora_sends_the_first_factor_and_clients_keep_the_rest():
 
 def test_a_square_layer_costs_half_if_one_factor_is_sent():
     square = ("model.hidden=[64]", "algorithm.head=frozen")
-    up = {
-        method: summary_of_run(*LORA, *square, f"algorithm={method}")["communication"]["up_bytes"]
-        for method in ("fedit", "ffalora", "fedsalora")
-    }
+    up = {}
+    for method in ("fedit", "ffalora", "fedsalora"):
+        built = build(*LORA, *square, f"algorithm={method}")
+        up[method] = sum(one["up_bytes"] for one in costs(built, 2))
 
     whole = up.pop("fedit")
     assert whole == 2 * 5 * 2 * (64 * 2) * 8  # rounds, clients, factors, entries, bytes

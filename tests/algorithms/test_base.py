@@ -66,9 +66,8 @@ def _methods():
         del ALGORITHMS[name]
 
 
-@pytest.mark.parametrize("policy", ["average", "local"])
-def test_a_personal_head_that_the_server_sees_is_neither_averaged_nor_sent_back(tmp_path, policy):
-    keys = ("train.rounds=2", "model.name=lenet5", f"train.batchnorm={policy}")
+def test_a_personal_head_that_the_server_sees_is_neither_averaged_nor_sent_back(tmp_path):
+    keys = ("train.rounds=2", "model.name=lenet5", "train.batchnorm=local")
     own = ("algorithm.agg_weights=samples",)
     _, seen = run(tmp_path, "algorithm=head-seen", *own, *keys)
     _, fedper = run(tmp_path, "algorithm=fedper", *own, *keys)

@@ -8,10 +8,9 @@ import torch
 from flbench.core.errors import ConfigError
 from flbench.testing import after
 from tests.algorithms.loops import (
-    BACKBONE,
-    HEAD,
     KEYS,
     LR,
+    NET,
     Clients,
     assert_equal,
     mean_cross_entropy,
@@ -20,7 +19,6 @@ from tests.algorithms.loops import (
 )
 from tests.support import build
 
-W = (*BACKBONE, *HEAD)
 DEFAULTS = {
     "similarity": "distance",
     "share": 0.99,
@@ -31,11 +29,11 @@ DEFAULTS = {
 
 
 def squared(a, b):
-    return sum(float(((a[name] - b[name]) ** 2).sum()) for name in W)
+    return sum(float(((a[name] - b[name]) ** 2).sum()) for name in NET)
 
 
 def cosine(a, b):
-    inner = sum(float((a[name] * b[name]).sum()) for name in W)
+    inner = sum(float((a[name] * b[name]).sum()) for name in NET)
     zero = {name: 0 * value for name, value in a.items()}
     return inner / sqrt(squared(a, zero)) / sqrt(squared(b, zero))
 
@@ -76,7 +74,7 @@ def slow_rounds(clients, keys, rounds):
             def loss(leaves, x, y, u=u[i], pull=pull):
                 from tests.algorithms.loops import net
 
-                term = sum(((leaves[name] - u[name]) ** 2).sum() for name in W)
+                term = sum(((leaves[name] - u[name]) ** 2).sum() for name in NET)
                 return mean_cross_entropy(net(leaves, x)[1], y) + pull / 2 * term
 
             new[i] = clients.descend(i, t, u[i] if keys["start"] == "cloud" else w[i], loss)
@@ -109,7 +107,7 @@ def test_rounds_equal_a_loop(keys):
     w, u = slow_rounds(clients, DEFAULTS | keys, rounds=3)
 
     found = built.algorithm.clouds(state, torch.arange(len(clients)))
-    for name in W:
+    for name in NET:
         for i in range(len(clients)):
             assert_equal(state.clients[name][i], w[i][name], name)
             assert_equal(found[name][i], u[i][name], name)

@@ -10,21 +10,16 @@ from tests.algorithms.loops import (
     BACKBONE,
     HEAD,
     KEYS,
+    NET,
     WIDTH,
     Clients,
     assert_equal,
-    mean_cross_entropy,
+    entropy,
     net,
     platform,
     weighted_sum,
 )
 from tests.support import build
-
-NET = (*BACKBONE, *HEAD)
-
-
-def entropy(leaves, x, y):
-    return mean_cross_entropy(net(leaves, x)[1], y)
 
 
 def slow_alignment(z, y, anchors):

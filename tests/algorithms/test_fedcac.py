@@ -9,9 +9,8 @@ from flbench.core.types import Context
 from flbench.experiment.rounds import settings_of, train
 from flbench.testing import after
 from tests.algorithms.loops import (
-    BACKBONE,
-    HEAD,
     KEYS,
+    NET,
     Clients,
     assert_equal,
     mean_cross_entropy,
@@ -19,8 +18,6 @@ from tests.algorithms.loops import (
     weighted_sum,
 )
 from tests.support import build
-
-NET = (*BACKBONE, *HEAD)
 
 
 def slow_mask(theta, began, tau):

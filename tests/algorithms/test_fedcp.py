@@ -25,7 +25,6 @@ from tests.algorithms.loops import (
     mean_cross_entropy,
     net,
     platform,
-    weighted_sum,
 )
 from tests.support import build
 
@@ -108,8 +107,7 @@ def slow_rounds(clients, lam, policy, rows, rounds):
             own[i] = only(here, OWN)
             half = {b: (here[a] + here[b]) / 2 for a, b in zip(OWN, HEAD, strict=True)}
             sent.append(only(here, shared) | half)
-        n = [clients.size(i) for i in ids]
-        shared = weighted_sum(sent, [k / sum(n) for k in n])
+        shared = clients.mean(ids, sent)
     return shared, own
 
 

@@ -7,28 +7,23 @@ from flbench.core.rng import Draw
 from flbench.core.tree import only
 from flbench.testing import after
 from tests.algorithms.loops import (
-    BACKBONE,
     BATCH,
     HEAD,
     KEYS,
     LR,
+    NET,
     WIDTH,
     Clients,
     assert_equal,
     assert_predicts,
+    entropy,
     mean_cross_entropy,
     net,
     platform,
-    weighted_sum,
 )
 from tests.support import build
 
-NET = (*BACKBONE, *HEAD)
 ZERO = torch.zeros(WIDTH, dtype=torch.float64)
-
-
-def entropy(leaves, x, y):
-    return mean_cross_entropy(net(leaves, x)[1], y)
 
 
 def slow_consensus(clients, keys, seed):
@@ -69,8 +64,7 @@ def slow_rounds(clients, keys, seed, rounds):
                 here = {name: here[name] - LR * leaves[name].grad for name in here}
             own[i] = here.pop("e")
             sent.append(here)
-        n = [clients.size(i) for i in ids]
-        w = weighted_sum(sent, [k / sum(n) for k in n])
+        w = clients.mean(ids, sent)
     return w, own, zbar
 
 

@@ -18,6 +18,7 @@ from tests.algorithms.loops import (
     Clients,
     assert_equal,
     class_means,
+    entropy,
     mean_cross_entropy,
     net,
     platform,
@@ -62,9 +63,6 @@ def slow_rounds(clients, keys, rounds):
             h.append([clients.count(i, k) / n * own.get(k, zero) for k in range(CLASSES)])
             v.append(float(sum(row @ row for row in z) / n - sum(one @ one for one in h[-1])) / n)
 
-            def head_loss(leaves, x, y):
-                return mean_cross_entropy(net(leaves, x)[1], y)
-
             def body_loss(leaves, x, y, own=own):
                 z, logits = net(leaves, x)
                 anchors = own | table if table else {}
@@ -73,7 +71,7 @@ def slow_rounds(clients, keys, rounds):
                 return mean_cross_entropy(logits, y) + keys["lam"] * pull
 
             here = body | heads[i]
-            here = clients.descend(i, t, here, head_loss, names=HEAD, epochs=1, lr=keys["head_lr"])
+            here = clients.descend(i, t, here, entropy, names=HEAD, epochs=1, lr=keys["head_lr"])
             here = clients.descend(i, t, here, body_loss, names=BACKBONE)
             trained[i] = only(here, HEAD)
             sent.append(only(here, BACKBONE))

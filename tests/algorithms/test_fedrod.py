@@ -8,27 +8,24 @@ import torch
 from flbench.core.tree import only
 from flbench.testing import after
 from tests.algorithms.loops import (
-    BACKBONE,
     CLASSES,
     HEAD,
     KEYS,
+    NET,
     Clients,
     assert_equal,
     assert_predicts,
     net,
     platform,
-    weighted_sum,
 )
 from tests.losses.support import COUNTS, case
 from tests.support import build
-
-BODY_AND_HEAD = (*BACKBONE, *HEAD)
 
 
 def slow_loss(leaves, x, y, counts, gamma):
     """L_G + L_P, sample by sample."""
     own_weight, own_bias = leaves["own.head.weight"], leaves["own.head.bias"]
-    z, o = net(only(leaves, BODY_AND_HEAD), x)
+    z, o = net(only(leaves, NET), x)
     total = 0.0
     for j, label in enumerate(y):
         factors = [1.0 if gamma == 0 else n**gamma for n in counts]
@@ -41,7 +38,7 @@ def slow_loss(leaves, x, y, counts, gamma):
 
 def slow_rounds(clients, gamma, rounds):
     """Returns w and the heads that the clients keep."""
-    w = only(clients.start, BODY_AND_HEAD)
+    w = only(clients.start, NET)
     own = [{f"own.{name}": torch.zeros_like(w[name]) for name in HEAD} for _ in range(len(clients))]
     for t in range(rounds):
         sent, ids = [], clients.cohort(t)
@@ -54,8 +51,7 @@ def slow_rounds(clients, gamma, rounds):
             here = clients.descend(i, t, w | own[i], loss)
             own[i] = {name: here[name] for name in own[i]}
             sent.append(only(here, w))
-        n = [clients.size(i) for i in ids]
-        w = weighted_sum(sent, [k / sum(n) for k in n])
+        w = clients.mean(ids, sent)
     return w, own
 
 

@@ -9,9 +9,8 @@ from flbench.algorithms.fedtgp import PSI, adaptive_margin, generated, margin_lo
 from flbench.core.rng import Draw
 from flbench.core.tree import only
 from tests.algorithms.loops import (
-    BACKBONE,
-    HEAD,
     KEYS,
+    NET,
     WIDTH,
     Clients,
     assert_equal,
@@ -19,8 +18,6 @@ from tests.algorithms.loops import (
     platform,
 )
 from tests.support import build
-
-NET = (*BACKBONE, *HEAD)
 
 
 def slow_prototypes(psi):

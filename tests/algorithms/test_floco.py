@@ -25,7 +25,6 @@ from tests.algorithms.loops import (
     mean_cross_entropy,
     net,
     platform,
-    weighted_sum,
 )
 from tests.support import build
 
@@ -116,8 +115,7 @@ def slow_rounds(clients, seed, rows, endpoints, rho, before, rounds, lam=1.0, ep
             own[i] = slow_training(
                 clients, i, clients.draws[t], rows, own[i], alpha, rho, w, lam, epochs
             )
-        n = [clients.size(i) for i in ids]
-        w = weighted_sum(sent, [k / sum(n) for k in n])
+        w = clients.mean(ids, sent)
     return w, alphas, own
 
 

@@ -17,7 +17,6 @@ from tests.algorithms.loops import (
     mean_cross_entropy,
     net,
     platform,
-    weighted_sum,
 )
 from tests.support import build
 
@@ -79,8 +78,7 @@ def slow_rounds(clients, keys, shared, rounds):
             heads[i] = only(here, HEAD)
             sent.append(only(here, shared))
             conditions[i] = slow_conditions(clients, i, here[G])
-        n = [clients.size(i) for i in ids]
-        shared = weighted_sum(sent, [k / sum(n) for k in n])
+        shared = clients.mean(ids, sent)
     return shared, heads, conditions
 
 

@@ -6,13 +6,11 @@ import torch
 from flbench.algorithms import Batch
 from flbench.algorithms.perfedavg import meta_gradient
 from flbench.core.types import Context
-from flbench.testing import after
-from flbench.testing.setting import NET
+from flbench.testing import after, setting
 from tests.algorithms.loops import (
-    BACKBONE,
-    HEAD,
     KEYS,
     LR,
+    NET,
     Clients,
     assert_equal,
     assert_predicts,
@@ -22,8 +20,6 @@ from tests.algorithms.loops import (
     weighted_sum,
 )
 from tests.support import build
-
-W = (*BACKBONE, *HEAD)
 
 
 def gradient(w, x, y, rows):
@@ -84,7 +80,7 @@ def test_rounds_equal_a_loop(keys):
         n = [1 if keys["agg_weights"] == "uniform" else clients.size(i) for i in ids]
         w = weighted_sum(sent, [k / sum(n) for k in n])
 
-    for name in W:
+    for name in NET:
         assert_equal(state.server[name], w[name], name)
         # The difference of two gradients is divided by 2 delta, and with it their rounding errors.
         assert_equal(many.server[name], w[name], name, tolerance=1e-11)
@@ -116,9 +112,9 @@ def test_clipping_and_weight_decay_act_on_the_step_of_w_alone(version):
     def change(*keys):
         built = build(*one, *keys)
         start, end = Clients(built).start, after(built, 1).server
-        return torch.cat([(end[name] - start[name]).flatten() for name in W])
+        return torch.cat([(end[name] - start[name]).flatten() for name in NET])
 
-    plain, start = change(), torch.cat([Clients(build(*one)).start[name].flatten() for name in W])
+    plain, start = change(), torch.cat([Clients(build(*one)).start[name].flatten() for name in NET])
     clipped, decayed = change("train.clip=0.01"), change("train.optimizer.weight_decay=0.5")
 
     assert float(plain.norm()) > LR * 0.02
@@ -163,7 +159,12 @@ def test_difference_of_gradients_is_the_product_with_the_hessian():
 @pytest.mark.parametrize("version", ["first_order", "hessian_free"])
 def test_batchnorm_sees_the_whole_batch_in_both_engines(version):
     """A part hides rows from the loss alone, also where the vectorized engine pads batches."""
-    keys = (*NET, "algorithm=perfedavg", f"algorithm.version={version}", "engine.precision=64-true")
+    keys = (
+        *setting.NET,
+        "algorithm=perfedavg",
+        f"algorithm.version={version}",
+        "engine.precision=64-true",
+    )
     one, many = (
         after(build(*keys, f"engine.name={engine}"), 2).server
         for engine in ("sequential", "vectorized")

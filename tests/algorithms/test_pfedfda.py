@@ -17,7 +17,7 @@ from tests.algorithms.loops import (
     WIDTH,
     Clients,
     assert_equal,
-    mean_cross_entropy,
+    entropy,
     net,
     weighted_sum,
 )
@@ -122,10 +122,7 @@ class Loop:
                 head = slow_head(self.mu, self.sigma, self.shares(i))
                 here = self.body | dict(zip(HEAD, map(torch.from_numpy, head), strict=True))
 
-                def loss(leaves, x, y):
-                    return mean_cross_entropy(net(leaves, x)[1], y)
-
-                here = clients.descend(i, t, here, loss, names=BACKBONE)
+                here = clients.descend(i, t, here, entropy, names=BACKBONE)
                 bodies.append(only(here, BACKBONE))
                 betas[i], mu, sigma = self.mixed(i, bodies[-1], keys)
                 mus.append(mu)

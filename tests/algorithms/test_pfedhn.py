@@ -19,6 +19,7 @@ from tests.algorithms.loops import (
     HEAD,
     KEYS,
     LR,
+    NET,
     Clients,
     assert_equal,
     mean_cross_entropy,
@@ -26,7 +27,6 @@ from tests.algorithms.loops import (
     platform,
 )
 
-NET = (*BACKBONE, *HEAD)
 V = "embeddings"
 LOCAL = ("train.optimizer.momentum=0.9", "train.optimizer.weight_decay=0.01", "train.clip=2")
 DEFAULTS = {"head": "generated", "agg_weights": "uniform"}
