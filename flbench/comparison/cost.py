@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from flbench.analysis.sampling import Sampling
 from flbench.analysis.statistics import CLAIM_FROM
 from flbench.comparison.prepare import PreparedComparison
+from flbench.core.wording import count
 from flbench.jobs import estimate
 from flbench.jobs.estimate import Plan
 from flbench.jobs.job import Job
@@ -34,9 +35,9 @@ def measure(
         **cost.tree(),
     }
     said = [
-        f"{_count(len(methods), 'method')} ({', '.join(methods)}), {_count(len(places), 'place')}"
-        f" ({'; '.join(places)}), {_count(design.seeds, 'repetition')}:"
-        f" {_count(len(cells), 'cell')}"
+        f"{count(len(methods), 'method')} ({', '.join(methods)}), {count(len(places), 'place')}"
+        f" ({'; '.join(places)}), {count(design.seeds, 'repetition')}:"
+        f" {count(len(cells), 'cell')}"
         f"{'' if len(left) == len(cells) else f', of which {len(left)} are not finished'},"
         f" {rounds:,} rounds."
     ]
@@ -45,12 +46,3 @@ def measure(
     if design.seeds > 1 and (why_not := Sampling(design.vary).why_not):
         said.append(f"{why_not} support no claim that a method is better. `vary=both` does.")
     return Plan(tree, [*(f"plan: {one}" for one in said), *cost.sentences()])
-
-
-def _count(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> _count(1, "cell"), _count(1200, "cell")
-    ('1 cell', '1,200 cells')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

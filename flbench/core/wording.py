@@ -16,6 +16,15 @@ def listed(names: Iterable[str], most: int, between: str = ", ") -> str:
     return between.join(found[:most]) + more
 
 
+def count(number: int, what: str) -> str:
+    """Return a number and a noun.
+
+    >>> count(1, "trial"), count(1200, "trial")
+    ('1 trial', '1,200 trials')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def in_shell(path: Path) -> str:
     """Return a path as a word of a shell, to be copied into a command.
 

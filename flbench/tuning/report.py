@@ -17,7 +17,7 @@ from flbench.analysis import report as comparison_report
 from flbench.analysis.report import Extra
 from flbench.analysis.shown import TABLES, signed
 from flbench.analysis.tables import Analysis
-from flbench.core.wording import how_to_resume, in_shell
+from flbench.core.wording import count, how_to_resume, in_shell
 from flbench.reports import render
 from flbench.reports.shown import Chapter, Column, Drawn, Part, Shown, score, tenth, whole
 from flbench.results.study_folder import DIGITS, STATES, StoredStudy, Trial, best_trial
@@ -522,12 +522,3 @@ def search_failure(study: StoredStudy) -> str | None:
     which = "" if len(lost) == len(study.methods) else f" of {', '.join(lost)}"
     said = [f"{method}: {reason}" for method, reason in reasons.items() if reason]
     return " ".join([f"no trial{which} finished with a score.", *said])
-
-
-def count(number: int, what: str) -> str:
-    """Return a number and a noun.
-
-    >>> count(1, "trial"), count(2, "trial")
-    ('1 trial', '2 trials')
-    """
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

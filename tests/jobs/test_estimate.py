@@ -32,4 +32,5 @@ def test_other_places_cost_as_much_more_as_for_the_first_method(fails, monkeypat
     each = {name: one * (1 + 3) / 2 for name, one in MEASURED.items() if name not in fails}
     assert plan["seconds"]["cell"] == pytest.approx(each | dict.fromkeys(fails))
     assert plan["seconds"]["total"] == pytest.approx(2 * 2 * sum(each.values()) + REPORT)
+    assert not list(tmp_path.iterdir())
     assert asked == [("local", 200), ("fedavg", 200), ("ditto", 200), ("local", 600)]

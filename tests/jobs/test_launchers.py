@@ -5,7 +5,7 @@ import pytest
 from flbench.core import files
 from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.launchers import attempts
-from flbench.jobs.launchers.attempts import Attempts, Lost
+from flbench.jobs.launchers.attempts import Lost
 from flbench.jobs.launchers.pooled import Pooled
 from flbench.jobs.launchers.shipped import Store, StoredSamples
 from flbench.jobs.samples import LoadedSamples
@@ -68,8 +68,7 @@ class Losing:
 def test_a_job_is_begun_again_as_often_as_the_user_allows(losses, reason):
     told, freed, one = [], [], job(0)
     pool = Losing(losses)
-    retries, lost = Attempts(2, told.append), Lost(60.0, told.append)
-    launcher = Pooled(1, pool, store_of([one], freed), retries, lost)
+    launcher = Pooled(1, pool, store_of([one], freed), Lost(2, 60.0, told.append))
 
     launcher.begin(one, Task(None, one.layer))
     while not (found := list(launcher.ended())):
@@ -86,10 +85,11 @@ def test_a_job_is_begun_again_as_often_as_the_user_allows(losses, reason):
 def test_a_lost_job_waits_for_the_process_that_still_writes_to_its_folder(tmp_path, monkeypatch):
     now, told, one = [0.0], [], job(0)
     monkeypatch.setattr(attempts.time, "monotonic", lambda: now[0])
-    lost, task = Lost(60.0, told.append), Task(tmp_path, one.layer)
+    lost, task = Lost(2, 60.0, told.append), Task(tmp_path, one.layer)
     lock = files.lock_folder(tmp_path)
 
-    lost.add(one, task)
+    lost.add(one, task, "it died.")
+    told.clear()
     for now[0] in (1.0, 5.0, 22.0, 30.0, 45.0):
         assert not list(lost.free())
     assert len(told) == 3
@@ -100,7 +100,7 @@ def test_a_lost_job_waits_for_the_process_that_still_writes_to_its_folder(tmp_pa
     assert not list(lost.free())  # each job once
 
     with files.lock_folder(tmp_path):  # this wait ends, too
-        lost.add(one, task)
+        lost.add(one, task, "it died.")
         now[0] += 60.0
         [(_, _, outcome)] = lost.free()
     assert "engine.wait_seconds" in outcome.reason

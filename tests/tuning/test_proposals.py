@@ -117,6 +117,17 @@ def test_grid_is_the_product_without_the_defaults_and_the_rest_is_random():
         of("grid", space, defaults, trials=2)
 
 
+@pytest.mark.slow
+def test_learning_search_finds_more_than_a_random_one():
+    """After 40 trials the best is nearer to the top than random's, on average over ten seeds."""
+
+    def loss(search, seed):
+        return -max(one["score"] for one in searched(of(search, seed=seed, trials=40)))
+
+    seeds = range(10)
+    assert sum(loss("optuna", k) for k in seeds) < sum(loss("random", k) for k in seeds)
+
+
 @pytest.mark.parametrize("state", ["stopped", "diverged", "failed", "finished"])
 def test_region_where_trials_do_not_finish_is_left(state):
     """tau > 0.5 never finishes: fewer than a quarter of the modelled trials go there."""

@@ -7,6 +7,8 @@ import sys
 import cloudpickle
 import pytest
 from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
 
 from flbench.config import resolve
 from flbench.config.sources import Layer
@@ -20,7 +22,6 @@ from flbench.tuning import trial
 from flbench.tuning.study import StudyFolder, TrialFolder
 from flbench.workers.portable import portable
 from flbench.workers.shipping import NOTHING, Parcel
-from tests.installed import needs
 from tests.support import config_of, run
 
 pytestmark = pytest.mark.slow
@@ -102,16 +103,39 @@ def test_trial_trains_as_a_run_with_its_parameters(federation, folders, tmp_path
     assert not (folders[0].path / "summary.json").exists()
 
 
-@needs("peft")
-def test_trial_on_a_net_with_adapters_is_a_run(tmp_path, folders):
-    items = ["model=lenet5", "model.lora.rank=1", "partition.seed=0", "partition.clients=3"]
-    items += ["partition.samples=120", "train.rounds=2", "output.keep_trials=all"]
+class Dropping(nn.Module):
+    """Dropout as a layer, and as a function."""
+
+    def __init__(self, shape, classes, rate=0.5):
+        super().__init__()
+        self.rate = rate
+        self.drop = nn.Dropout(rate)
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, x):
+        return self.head(self.drop(functional.dropout(x.flatten(1), self.rate, self.training)))
+
+
+@pytest.mark.parametrize(
+    ("method", "net", "params"),
+    [
+        ("fedper", [f"model={__name__}:Dropping"], {"model.args.rate": 0.2}),
+        ("ft", ["model=lenet5", "model.freeze=backbone"], {}),
+        ("fedper", ["model=lenet5", "model.lora.rank=1"], {"model.lora.rank": 2}),
+    ],
+    ids=["dropout", "features of a frozen backbone", "adapters"],
+)
+def test_trials_on_any_net_are_runs(tmp_path, folders, method, net, params):
+    if "model.lora.rank" in params:
+        pytest.importorskip("peft")
+    items = [*net, "partition.seed=0", "partition.clients=3", "partition.samples=120"]
+    items += ["train.rounds=2", "output.keep_trials=all"]
     federation = assembly.load_federation(config_of(*items))
-    params = {"train.optimizer.lr": 0.05, "model.lora.rank": 2}
+    params = {"train.optimizer.lr": 0.05, **params}
 
-    trained(folders[0], base_of(federation, "fedper", items), federation, params)
+    trained(folders[0], base_of(federation, method, items), federation, params)
 
-    items += ["algorithm=fedper", *(f"{key}={value}" for key, value in params.items())]
+    items += [f"algorithm={method}", *(f"{key}={value}" for key, value in params.items())]
     path, summary = run(tmp_path / "runs", *items)
     assert weights_in(folders[0].path) == weights_in(path)
     assert resolve.read(folders[0].path / "config.yaml").hash() == summary["config_hash"]

@@ -10,7 +10,6 @@ import pytest
 import flbench as fl
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_file, from_overrides
-from flbench.core.errors import UserError
 from flbench.core.tree import digest
 from flbench.experiment import lifecycle
 from flbench.testing.setting import NET
@@ -218,9 +217,6 @@ def test_a_study_goes_on_with_what_is_left_of_a_cluster(nodes, tmp_path, monkeyp
 @pytest.mark.filterwarnings("ignore:.*")  # notes about the data
 def test_cells_of_a_comparison_are_trained_on_a_cluster(nodes, tmp_path):
     """Two cells at once are asked of one CPU."""
-    with pytest.raises(UserError, match=r"`jobs`"):
-        fl.compare("local", seeds=2, address=nodes.address, **SMALLEST)
-
     fl.compare(
         "local", seeds=2, jobs=2, address=nodes.address, out=tmp_path / "compared", **SMALLEST
     )
@@ -228,3 +224,26 @@ def test_cells_of_a_comparison_are_trained_on_a_cluster(nodes, tmp_path):
     here = fl.run("local", **SMALLEST, output={"dir": str(tmp_path / "run")})
     cells = [fl.load(folder) for folder in sorted((tmp_path / "compared").glob("*/cells/*"))]
     assert [cell.digest == here.digest for cell in cells] == [True, False]
+
+
+def test_an_engine_whose_workers_do_not_begin_says_so(nodes):
+    """The one CPU of the cluster is in use."""
+    from flbench.engine.ray import RayEngine
+
+    if not ray.is_initialized():
+        ray.init(address=nodes.address, log_to_driver=False)
+    holder = pool_of(cpus=1)
+    holder.submit(0, "doubled", 0)
+    all_ended(holder, 1)
+    built = build(*KEYS)
+    config = config_of(
+        *(*KEYS, "engine.name=ray", "engine.workers=1", "engine.wait_seconds=1"),
+        f"engine.address={nodes.address}",
+    )
+
+    engine = RayEngine(built.net, built.federation, config.engine)
+    with pytest.raises(LostError, match=r"1 CPU.*engine\.wait_seconds"):
+        played(built, engine, 1)
+
+    engine.close()
+    holder.close()

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from flbench.jobs.job import Job
-from flbench.jobs.launchers.attempts import Attempts, Lost
+from flbench.jobs.launchers.attempts import Lost
 from flbench.jobs.launchers.base import Launcher
 from flbench.jobs.launchers.local_processes import local_processes
 from flbench.jobs.launchers.pooled import Pooled
@@ -31,11 +31,11 @@ def launcher(
     if resources.address is None and min(resources.concurrent, len(jobs)) < 2:
         return nullcontext(ThisProcess(samples))
     parcel = pack(samples.objects, sorted({job.config.algorithm.name for job in jobs}))
-    lost = Lost(resources.engine.wait_seconds, tell)
+    lost = Lost(resources.retries, resources.engine.wait_seconds, tell)
 
     def pooled(at_once: int, pool: Pool, *storing: Callable[[Any], Any]) -> Pooled:
         store = Store(jobs, samples, *storing)
-        return Pooled(at_once, pool, store, Attempts(resources.retries, tell), lost)
+        return Pooled(at_once, pool, store, lost)
 
     if resources.gpus or resources.address:
         from flbench.jobs.launchers.ray_actors import ray_actors  # importing Ray takes a second

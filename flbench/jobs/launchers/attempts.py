@@ -10,26 +10,6 @@ from flbench.jobs.job import Job, Outcome, Task
 from flbench.reports.terminal import SILENCE
 
 
-class Attempts:
-    """Counts the losses of processes by job; a job is begun again `retries` times."""
-
-    def __init__(self, retries: int, tell: Callable[[str], None]) -> None:
-        self._retries, self._tell = retries, tell
-        self._losses: Counter[str] = Counter()
-
-    def after_loss(self, job: Job, why: str) -> Outcome | None:
-        """Note that the process of a job was lost.
-
-        Returns:
-            How the job has ended; None if it is to be begun again, of which the user is told.
-        """
-        self._losses[job.name] += 1
-        if self._losses[job.name] <= self._retries:
-            self._tell(f"{job.title}: {why} It is started again.")
-            return None
-        return Outcome(f"{why} This happened {self._losses[job.name]} times.")
-
-
 @dataclass
 class _Waiting:
     """A lost job, the time of the loss, and the time when the user is told of the wait."""
@@ -41,23 +21,36 @@ class _Waiting:
 
 
 class Lost:
-    """Jobs whose machines were lost, until nothing writes to their folders any more.
+    """Jobs whose processes were lost, until nothing writes to their folders any more.
 
     The process of a job trains on if its machine is cut off from this one and not from the folder.
 
     Args:
+        retries: How often a job is begun again.
         patience: Seconds that a job may wait.
         tell: Function that gets notes for the user.
     """
 
-    def __init__(self, patience: float, tell: Callable[[str], None]) -> None:
-        self._patience, self._tell = patience, tell
+    def __init__(self, retries: int, patience: float, tell: Callable[[str], None]) -> None:
+        self._retries, self._patience, self._tell = retries, patience, tell
+        self._losses: Counter[str] = Counter()
         self._waiting: list[_Waiting] = []
 
-    def add(self, job: Job, task: Task) -> None:
-        """Add a job that is to be begun again."""
+    def add(self, job: Job, task: Task, why: str) -> Outcome | None:
+        """Add a job that is to be begun again, of which the user is told; or return how it ended.
+
+        Args:
+            job: The job.
+            task: What its process gets.
+            why: A sentence about the loss.
+        """
+        self._losses[job.name] += 1
+        if self._losses[job.name] > self._retries:
+            return Outcome(f"{why} This happened {self._losses[job.name]} times.")
+        self._tell(f"{job.title}: {why} It is started again.")
         now = time.monotonic()
         self._waiting.append(_Waiting(job, task, now, now))
+        return None
 
     def free(self) -> Iterator[tuple[Job, Task, Outcome | None]]:
         """Yield each job once that need not wait, with how it ends if it cannot be begun again."""

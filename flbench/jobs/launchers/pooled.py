@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from flbench.jobs.job import Job, Outcome, Task
-from flbench.jobs.launchers.attempts import Attempts, Lost
+from flbench.jobs.launchers.attempts import Lost
 from flbench.jobs.launchers.shipped import Store
 from flbench.workers.pool import Pool
 
@@ -22,17 +22,9 @@ class _Running(NamedTuple):
 class Pooled:
     """A launcher with one worker for each job that is trained at the same time."""
 
-    def __init__(
-        self,
-        at_once: int,
-        pool: Pool,
-        store: Store,
-        attempts: Attempts,
-        lost: Lost,
-    ) -> None:
+    def __init__(self, at_once: int, pool: Pool, store: Store, lost: Lost) -> None:
         self.at_once = at_once
-        self._pool, self._store = pool, store
-        self._attempts, self._lost = attempts, lost
+        self._pool, self._store, self._lost = pool, store, lost
         self._running: dict[str, _Running] = {}
 
     def begin(self, job: Job, task: Task) -> None:
@@ -46,13 +38,9 @@ class Pooled:
             time.sleep(PERIOD)
         for one in self._pool.ended(PERIOD):
             job, task = self._running.pop(one.key)
-            outcome: Outcome | None = one.value
-            if one.lost is not None:
-                outcome = self._attempts.after_loss(job, one.lost)
-                if outcome is None:
-                    self._lost.add(job, task)
-                    continue
-            assert outcome is not None
+            lost, outcome = one.lost, one.value
+            if lost is not None and (outcome := self._lost.add(job, task, lost)) is None:
+                continue
             self._store.release(job)
             yield job, outcome
 
