@@ -284,12 +284,10 @@ def _train(
 ) -> campaigns.Ending:
     """Train what is left of the cells of a study."""
     resources = prepared.resources
-    is_ray = resources.engine.name == "ray"  # each cell starts workers of its own
-    jobs = None if is_ray else resources.concurrent
-    campaign = campaigns.Campaign(caller, _samples(design, prepared, caller), jobs)
+    samples = _samples(design, prepared, caller)
+    campaign = campaigns.Campaign(caller, samples, resources.concurrent)
     made = campaign.prepared(design, named_by, retries=resources.retries)
-    if not is_ray:
-        made = replace(made, resources=replace(resources, kind=CELL))
+    made = replace(made, resources=replace(resources, kind=CELL))
     cells, header = ComparisonFolder(folder.path, folder.resume_command), folder.description()
     comparing.check_existing(made, cells)
     if all(map(cells.is_done, made.cells)):

@@ -11,7 +11,7 @@ from ray import tune
 from ray.util.placement_group import PlacementGroup
 
 from flbench.workers.actor_pool import why_lost
-from flbench.workers.ray_resources import Resources, workers_of
+from flbench.workers.ray_resources import Resources
 
 # Environment variables of Ray Tune. The study folder holds all that a resumed study needs, so that
 # Ray Tune's own loggers and checkpoints of the search are not needed.
@@ -53,14 +53,7 @@ class Reservations(tune.PlacementGroupFactory):  # type: ignore[misc]
 def bundles(
     resources: Resources, kind: type[tune.PlacementGroupFactory] = tune.PlacementGroupFactory
 ) -> Any:
-    """Return the resources that Ray reserves for one trial.
-
-    With `engine.name=ray` a trial starts workers of its own. Each worker needs a bundle, and the
-    trial itself an empty one; without them the trial would wait for its workers forever.
-    """
-    if resources.engine.name == "ray":
-        worker = {"CPU": 1, "GPU": 1} if resources.gpus else {"CPU": 1}
-        return kind([{"CPU": 0}, *[worker] * workers_of(resources)])
+    """Return the resources that Ray reserves for one trial."""
     return kind([{"CPU": resources.cpus, "GPU": resources.gpus}])
 
 

@@ -178,18 +178,15 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
     Raises:
         ConfigError: The engine and the options contradict each other.
     """
-    there = available_cores()
-    if engine.name == "ray" and engine.workers == "auto":
-        engine = engine.altered(workers=max(1, there // (request.concurrent or 1)))
+    if engine.name == "ray":
+        raise ConfigError(
+            "`engine.name=ray`: each trial of a search is trained by one process of Ray, on any"
+            " node. Leave the key out, or name another engine."
+        )
     on_gpu = engine.device.startswith("cuda")
     if on_gpu:  # a trial sees the GPU that Ray assigns to it as device 0
         engine = engine.altered(device="cuda")
     asked = request.gpus
-    if asked is not None and engine.name == "ray":
-        raise ConfigError(
-            f"`gpus_per_trial={asked}`: with engine.name=ray, each worker uses one GPU. Leave the"
-            " option out, or name another engine."
-        )
     if asked is not None and bool(asked) != on_gpu:
         raise ConfigError(
             f"`gpus_per_trial={asked}`: trials train with engine.device={engine.device}. Leave the"
@@ -197,5 +194,5 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
         )
     gpus = float(on_gpu) if asked is None else asked
     resources = Resources(1, engine, gpus, request.retries, request.address)
-    at_once = request.concurrent or max(1, there // resources.cpus)
+    at_once = request.concurrent or max(1, available_cores() // resources.cpus)
     return replace(resources, concurrent=at_once)

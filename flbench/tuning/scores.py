@@ -8,9 +8,9 @@ from flbench.results.study_folder import PERSONAL
 from flbench.results.summary import RunningSummary
 
 
-def metrics_at(rows: Sequence[Row], number: int, split: str = "validation") -> dict[str, float]:
-    """Return the metrics of the personal models after one evaluated round, by name."""
-    wanted = (number, split, PERSONAL)
+def metrics_at(rows: Sequence[Row], number: int) -> dict[str, float]:
+    """Return the validation metrics of the personal models after one evaluated round, by name."""
+    wanted = (number, "validation", PERSONAL)
     return {row.metric: row.value for row in rows if row[:3] == wanted}
 
 

@@ -58,7 +58,7 @@ from flbench.workers.actor_pool import (
 from flbench.workers.pool import LostError
 from flbench.workers.portable import portable
 from flbench.workers.ray_driver import RayDriver
-from flbench.workers.ray_resources import Resources, workers_of
+from flbench.workers.ray_resources import Resources
 
 NAMED: Final = 3  # trials that a sentence names
 
@@ -502,9 +502,7 @@ class Events(tune.Callback):  # type: ignore[misc]
 
     def __init__(self, search: Search, progress: TrialProgress, resources: Resources) -> None:
         self._search, self._progress, self._resources = search, progress, resources
-        workers = workers_of(resources) if resources.engine.name == "ray" else None
-        cpus = resources.cpus if workers is None else workers
-        self._needs = {"CPU": float(cpus), "GPU": (workers or 1) * resources.gpus}
+        self._needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
         self._since: float | None = None  # time since when trials wait and none runs
         self._due = NOTICE  # seconds of a wait after which the user is told next
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from flbench.config.schema import Config
 from flbench.config.sources import has_value, value_at
 from flbench.core import parts
-from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.errors import ConfigError
 
 Scalar = str | int | float | bool | None
 Params = dict[str, Scalar]
@@ -272,8 +272,8 @@ def parse(
     """
     keys = ("method", "space")
     errors = [
-        f"`{key}` is not a key of a search space ({origins.get(key, source)})."
-        f"{did_you_mean(str(key), keys)} Keys there: method, space."
+        f"`{key}` is not a key of a search space ({origins.get(key, source)}). Keys there: method,"
+        " space."
         for key in tree
         if key not in keys
     ]
@@ -327,8 +327,7 @@ def _parameter(path: str, entry: object, place: str, rounds: int | None) -> Para
     keys = (kind, "when")
     for key in entry:
         if key not in keys:
-            hint = did_you_mean(str(key), keys)
-            raise ValueError(f"has the unknown key `{key}`.{hint} Its keys: {', '.join(keys)}")
+            raise ValueError(f"has the unknown key `{key}`. Its keys: {', '.join(keys)}")
     when = entry.get("when") or {}
     if not isinstance(when, dict):
         raise ValueError(f"must have `when` like `{{KEY: VALUE}}`, got {when!r}")
@@ -379,12 +378,10 @@ def _check_conditions(parameter: Parameter, space: Space) -> None:
     for other, values in parameter.when.items():
         above = space.parameters.get(other)
         if above is None or above is parameter or not (above.choices or above.whole):
-            hint = did_you_mean(other, [one for one in space.parameters if one != parameter.path])
-            raise ValueError(f"depends on `{other}`, which is no choice or int above it.{hint}")
+            raise ValueError(f"depends on `{other}`, which is no choice or int above it")
         for value in values:
             if not above.holds(value):
-                hint = did_you_mean(str(value), map(str, above.choices))
-                raise ValueError(f"depends on `{other}`={value!r}, which it can never be.{hint}")
+                raise ValueError(f"depends on `{other}`={value!r}, which it can never be")
     if not all(space.required(parameter.path).values()):
         raise ValueError("can never be active: its conditions contradict each other")
 

@@ -5,7 +5,6 @@ from typing import Final
 
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
-from flbench.workers.nesting import is_elsewhere
 from flbench.workers.ray_driver import RayDriver
 
 UNITS: Final = 10_000  # smallest parts of a GPU that Ray counts
@@ -52,9 +51,6 @@ class Resources:
     @property
     def cpus(self) -> int:
         """Number of CPU cores of one training."""
-        workers = self.engine.workers
-        if self.engine.name == "ray":
-            return workers if isinstance(workers, int) else 1
         return self.engine.threads
 
 
@@ -86,34 +82,14 @@ def check(resources: Resources) -> None:
     from flbench.workers.actor_pool import amounts
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    needs, key = {"CPU": float(resources.cpus), "GPU": resources.gpus}, "engine.threads"
-    if resources.engine.name == "ray":  # workers may run on any node, each with its own GPU
-        count, nodes, key = workers_of(resources), [ray.cluster_resources()], "engine.workers"
-        needs = {"CPU": float(count), "GPU": count * resources.gpus}
+    needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
     if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
         there = "; ".join(amounts({key: node.get(key, 0.0) for key in needs}) for node in nodes)
         share = " or `gpus_per_trial`" if resources.gpus and resources.kind == TRIAL else ""
         raise ConfigError(
             f"a {resources.kind} needs {amounts(needs)}, but the nodes of Ray have {there}. Lower"
-            f" {key}{share}."
+            f" engine.threads{share}."
         )
-
-
-def workers_of(resources: Resources) -> int:
-    """Return how many workers of its own each training has, with `engine.name=ray`.
-
-    On a cluster with an address these are at most as many as it has CPUs or GPUs, because it may
-    have lost nodes since the trainings began, and the results do not depend on it.
-
-    Args:
-        resources: Resources of all trainings.
-    """
-    from flbench.workers.actor_pool import there
-
-    if not is_elsewhere(resources.address):
-        return resources.cpus
-    key = "GPU" if resources.gpus else "CPU"
-    return max(1, min(resources.cpus, int(there([key])[key])))
 
 
 def device_there(device: str, address: str | None, key: str = "`engine.address`") -> str:

@@ -212,22 +212,18 @@ def test_engines_that_no_trial_could_have_are_refused():
     for engine, gpus, named in (
         ({"device": "cpu"}, 0.5, "engine.device=cpu"),
         ({"device": "cuda"}, 0.0, "engine.device=cuda"),
-        ({"name": "ray", "device": "cuda"}, 0.5, "engine.name=ray"),
+        ({"name": "ray"}, None, "engine.name=ray"),
     ):
         with pytest.raises(ConfigError, match=named):
             resources_of(TuneRequest(("fedavg",), gpus=gpus), EngineConfig(**engine))
 
 
-def test_cores_are_dealt_to_trials_and_to_their_workers(monkeypatch):
+def test_cores_are_dealt_to_trials(monkeypatch):
     monkeypatch.setattr("flbench.tuning.request.available_cores", lambda: 8)
     one = EngineConfig(threads=1)
 
     assert resources_of(TuneRequest(("fedavg",)), one).concurrent == 8
     assert resources_of(TuneRequest(("fedavg",)), EngineConfig(threads=4)).concurrent == 2
-    with_workers = resources_of(
-        TuneRequest(("fedavg",), concurrent=2), EngineConfig(name="ray", threads=1)
-    )
-    assert (with_workers.engine.workers, with_workers.cpus) == (4, 4)
     on_gpu = resources_of(TuneRequest(("fedavg",)), EngineConfig(threads=1, device="cuda:1"))
     assert (on_gpu.engine.device, on_gpu.gpus) == ("cuda", 1.0)
 

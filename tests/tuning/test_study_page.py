@@ -68,6 +68,10 @@ def test_report_has_the_search_and_what_tuning_gains(written, capsys):
     pictures = {file.stem for file in written.glob("pictures/*.svg")}
     kinds = ("parallel", "importance", "scatter")
     assert {f"{method}-{kind}" for method in ("hfcd", "fedavg") for kind in kinds} <= pictures
+    page = (written / "report.html").read_text()
+    assert page.count('<svg role="img"') == len(pictures)
+    links = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert not [link for link in links if not link.startswith(("#", "data:image/"))]
     method = tree["search"]["methods"]["fedavg"]
     assert method["winner"]["index"] == 8
     assert set(method["importance"]) < set(DEFAULTS)

@@ -253,17 +253,6 @@ def test_study_goes_on_when_workers_die_and_trials_diverge(tmp_path):
     assert ended[often]["reason"] in said
 
 
-@pytest.mark.full
-def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path):
-    more = ("--trials", "2", "--seeds", "0", "--scheduler", "none")
-
-    study = tune(tmp_path / "out", "fedavg", *more, "engine.name=ray", "engine.workers=auto")
-
-    for name in records(study):  # the sequential engine gives the same bits, and starts no Ray
-        plain = "engine.name=sequential"
-        assert weights_in(study / name) == weights_of_a_run(study, name, tmp_path / name, plain)
-
-
 def test_searches_at_equal_steps(tmp_path):
     """Ditto trains two models, so its trials are half as many; the steps are those of the runs."""
     more = ("--equal", "steps", "--trials", "4", "--seeds", "0", "--jobs", "1")

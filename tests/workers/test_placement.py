@@ -154,7 +154,6 @@ def test_a_worker_says_that_the_gpu_of_its_node_is_not_there(two_devices, tmp_pa
     [
         (TRIAL, CPU, 3.0, ("`gpus_per_trial`", "engine.threads")),
         (CELL, CPU, 3.0, ("engine.threads",)),
-        (TRIAL, EngineConfig(name="ray", workers=3), 1.0, ("engine.workers",)),
     ],
 )
 def test_more_gpus_than_there_are_are_refused(two_devices, kind, engine, gpus, cures):
