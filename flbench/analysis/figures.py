@@ -22,7 +22,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from flbench.analysis.answer import words
-from flbench.analysis.shown import has_rank_claims, ranked
+from flbench.analysis.shown import at_place, has_rank_claims, ranked
 from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.core.learned import LearnedTable
 from flbench.core.text import one_line
@@ -108,7 +108,7 @@ def drawn(
 
 def _words_of(analysis: Analysis, place: str) -> dict[str, str]:
     """Return what the captions of pictures say about a comparison."""
-    classes = _of(analysis.classes, place)
+    classes = at_place(analysis.classes, place)
     named = {"rare": "A star marks rare classes.", "confusable": "A plus marks confusable classes."}
     count = classes["class"].nunique()
     more = f" Only the rarest {MOST_CLASSES} of {count:,} classes are shown."
@@ -126,7 +126,7 @@ def _words_of(analysis: Analysis, place: str) -> dict[str, str]:
 
 def leaders(analysis: Analysis, place: str, inches: float) -> Picture:
     """Draw the metric of each method: mean, 95 % interval, and the repetitions as small dots."""
-    rows = _of(analysis.leaderboard, place)
+    rows = at_place(analysis.leaderboard, place)
     figure = _figure(inches, 1.1 + _rows(len(rows), inches))
     axes = figure.add_subplot()
     columns = rows[["method", "mean", "low", "high"]].itertuples(index=False, name=None)
@@ -154,7 +154,7 @@ def heat_map(what: str, analysis: Analysis, place: str, inches: float) -> Pictur
         place: Label of the place.
         inches: Width.
     """
-    table, baseline = _of(analysis.classes, place), analysis.comparison.baseline
+    table, baseline = at_place(analysis.classes, place), analysis.comparison.baseline
     is_gap = what == "difference"
     methods = [one for one in ranked(analysis, place) if not (is_gap and one == baseline)]
     if not methods:
@@ -185,7 +185,7 @@ def heat_map(what: str, analysis: Analysis, place: str, inches: float) -> Pictur
 
 def class_intervals(analysis: Analysis, place: str, inches: float) -> Picture | None:
     """Draw recall and F1 of the rarest classes with their 95 % intervals, a mark per method."""
-    table = _of(analysis.classes, place)
+    table = at_place(analysis.classes, place)
     if table[["recall_low", "f1_low"]].isna().all(axis=None):
         return None
     order = table.drop_duplicates("class").sort_values(["train_support", "class"]).head(MOST_RARE)
@@ -216,7 +216,7 @@ def _class_names(order: pd.DataFrame, most: int) -> list[str]:
 
 def clients(analysis: Analysis, place: str, inches: float) -> Picture:
     """Draw the share of clients below each accuracy, over all repetitions, a line per method."""
-    table = _of(analysis.clients, place)
+    table = at_place(analysis.clients, place)
     figure = _figure(inches, 3.6)
     axes = figure.add_subplot()
     for method in ranked(analysis, place, table):
@@ -231,7 +231,7 @@ def clients(analysis: Analysis, place: str, inches: float) -> Picture:
 
 def new_clients(analysis: Analysis, place: str, inches: float) -> Picture | None:
     """Draw the scores of clients that join later, over the epochs of their training."""
-    table = _of(analysis.new_clients, place)
+    table = at_place(analysis.new_clients, place)
     if not len(table):
         return None
     figure = _figure(inches, 3.8)
@@ -258,7 +258,7 @@ def convergence(analysis: Analysis, place: str, inches: float) -> Picture | None
     The upper panels are those of the validation parts, if there are any, the lower ones those of
     the test parts. A line ends with the last round that all repetitions of the method have.
     """
-    table = _of(analysis.curves, place)
+    table = at_place(analysis.curves, place)
     splits = [split for split in SPLITS if (table["split"] == split).any()]
     if not splits:
         return None
@@ -306,7 +306,7 @@ def _curves(analysis: Analysis, place: str, table: pd.DataFrame, panels: Sequenc
 
 def prices(analysis: Analysis, place: str, inches: float) -> Picture | None:
     """Draw the metric against bytes and seconds; a line joins the methods of the Pareto front."""
-    rows = _of(analysis.leaderboard, place)
+    rows = at_place(analysis.leaderboard, place)
     if len(rows) < 2:
         return None
     figure, panels = _panels(2, 3.8, inches, sharey=True)
@@ -341,7 +341,7 @@ def partition(analysis: Analysis, place: str, inches: float) -> Picture | None:
     counts = analysis.train_counts.get((place, entry.repetition))
     if counts is None:
         return None
-    classes = _of(analysis.classes, place).drop_duplicates("class").sort_values("class")
+    classes = at_place(analysis.classes, place).drop_duplicates("class").sort_values("class")
     names, clients = [str(name) for name in classes["name"]], _client_names(analysis, place)
     if len(clients) != len(counts):
         clients = []
@@ -350,7 +350,7 @@ def partition(analysis: Analysis, place: str, inches: float) -> Picture | None:
 
 def _client_names(analysis: Analysis, place: str) -> list[str]:
     """Return the names of the clients of the first repetition; empty if they have none."""
-    table = _of(analysis.clients, place)
+    table = at_place(analysis.clients, place)
     first = table[table["repetition"] == table["repetition"].min()].drop_duplicates("client")
     names = first.sort_values("client")["name"].astype(str)
     return names.to_list() if (names != "").any() else []
@@ -407,7 +407,7 @@ def ranks(analysis: Analysis, place: str, inches: float) -> Picture | None:
 
 def learned(analysis: Analysis, place: str, prefix: str = "") -> Iterator[Drawn]:
     """Yield pictures of what the methods of a place have learned, each in its first repetition."""
-    classes = _of(analysis.classes, place).drop_duplicates("class").sort_values("class")
+    classes = at_place(analysis.classes, place).drop_duplicates("class").sort_values("class")
     names = {
         "class": [short(name, 14) for name in classes["name"]],
         "client": [short(name, 14) for name in _client_names(analysis, place)],
@@ -546,10 +546,6 @@ def slug(name: str) -> str:
     'digits-alpha-0-1'
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
-
-
-def _of(table: pd.DataFrame, place: str) -> pd.DataFrame:
-    return table[table["place"] == place]
 
 
 def _metric(analysis: Analysis) -> str:

@@ -124,14 +124,14 @@ def complete_scores(analysis: Analysis, place: str) -> dict[tuple[str, str], Tri
     A score that some repetitions of the method lack is left out: beside others, its mean would be
     one over other repetitions.
     """
-    runs = _at(analysis.leaderboard, place).set_index("method")["n"]
-    rows = _at(analysis.scores, place)
+    runs = at_place(analysis.leaderboard, place).set_index("method")["n"]
+    rows = at_place(analysis.scores, place)
     return triples(rows[rows["n"] == rows["method"].map(runs)], "method", "metric")
 
 
 def leaderboard(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield the leaderboard of a place."""
-    rows, known = records(_at(analysis.leaderboard, place)), complete_scores(analysis, place)
+    rows, known = records(at_place(analysis.leaderboard, place)), complete_scores(analysis, place)
     metric, *others = analysis.comparison.columns
     marks = _marks(analysis, place, rows)
     ends = "" if all(isnan(row["low"]) for row in rows) else " (95 % interval)"
@@ -179,7 +179,7 @@ def _marks(analysis: Analysis, place: str, rows: Sequence[Mapping[str, Any]]) ->
     is_beside_one = analysis.comparison.reference is not None
     said: dict[str, str] = {}
     pairs = analysis.pairs[analysis.pairs["metric"] == analysis.comparison.metric]
-    for first, second, verdict in _at(pairs, place)[["first", "second", "verdict"]].to_numpy():
+    for first, second, verdict in at_place(pairs, place)[["first", "second", "verdict"]].to_numpy():
         if is_beside_one and verdict in ("better", "worse"):
             said[first] = "apart"
         elif not is_beside_one and verdict == "no significant difference":
@@ -203,7 +203,7 @@ def _about_leaderboard(
             "Methods without a rank lack repetitions, so their means are over fewer repetitions"
             " than those of the others."
         )
-    clients = _at(analysis.clients, place)
+    clients = at_place(analysis.clients, place)
     tests = clients["test_size"].median()
     has_worst = any(name == "worst10_accuracy" for _, name in complete_scores(analysis, place))
     if has_worst and clients["client"].nunique() > 1 and tests < FEW_TESTS:
@@ -221,7 +221,7 @@ def _over(analysis: Analysis, place: str, end: str) -> str:
 
 def rare(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield the scores of the rare classes by method; nothing where no class is rare."""
-    rows = _at(analysis.classes, place)
+    rows = at_place(analysis.classes, place)
     rare = rows[rows["rare"]].drop_duplicates("class").sort_values(["train_support", "class"])
     if rare.empty:
         return
@@ -270,7 +270,7 @@ def _by_method(
 def scores(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield mean, standard deviation, interval and number of each column of a leaderboard."""
     names, methods = analysis.comparison.columns, ranked(analysis, place)
-    table = _at(analysis.scores, place)
+    table = at_place(analysis.scores, place)
     table = table[table["metric"].isin(names)].sort_values(
         ["metric", "method"], key=lambda one: one.map((*names, *methods).index)
     )
@@ -301,7 +301,7 @@ def scores(analysis: Analysis, place: str) -> Iterator[Shown]:
 
 def pairs(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield the differences between every two methods of a place, a table for each metric."""
-    for metric, table in _at(analysis.pairs, place).groupby("metric", sort=False):
+    for metric, table in at_place(analysis.pairs, place).groupby("metric", sort=False):
         needed = table["needed"].fillna(inf).where(table["verdict"] == "no significant difference")
         table = table.assign(needed=needed.mask(table["test"] == CORRECTED))
         # For fixed clients the test that decides is this one already.
@@ -372,8 +372,8 @@ def _many(count: float) -> str:
 
 def targets(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield what it costs to reach the targets of a place, by split; nothing without a target."""
-    metric, curves = words(analysis.comparison.metric), _at(analysis.curves, place)
-    for split, rows in _at(analysis.targets, place).groupby("split", sort=False):
+    metric, curves = words(analysis.comparison.metric), at_place(analysis.curves, place)
+    for split, rows in at_place(analysis.targets, place).groupby("split", sort=False):
         rounds = np.unique(curves.loc[curves["split"] == split, "round"])
         often = int(np.diff(rounds).max(initial=1))
         about = [
@@ -413,7 +413,7 @@ def _cost(what: str, value: Triple) -> str:
 
 def classes(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield recall, precision and F1 by class and method of a place."""
-    rows = _at(analysis.classes, place)
+    rows = at_place(analysis.classes, place)
     most = rows.sort_values("n", ascending=False, kind="stable")  # of repetitions
     first = most.drop_duplicates("class").sort_values(["train_support", "class"])
     about = (
@@ -471,7 +471,7 @@ def _beside(
 
 def clients(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield how the accuracy of the clients of a place is distributed, and that of each client."""
-    table = _at(analysis.client_spread, place)
+    table = at_place(analysis.client_spread, place)
     known = triples(table, "method", "measure")
     methods = ranked(analysis, place, table)
     about = (
@@ -488,7 +488,7 @@ def clients(analysis: Analysis, place: str) -> Iterator[Shown]:
         about += " A client is above ft if its accuracy is larger than that of fine-tuned FedAvg."
     columns = {measure: wide(title) for measure, title in SPREAD.items()}
     yield _by_method("Accuracy over clients", methods, columns, known, about, place)
-    table = _at(analysis.client_scores, place)
+    table = at_place(analysis.client_scores, place)
     if table.empty:  # repetitions draw clients anew
         return
     first = records(table.drop_duplicates("client").sort_values("client"))
@@ -514,7 +514,7 @@ def clients(analysis: Analysis, place: str) -> Iterator[Shown]:
 
 def new_clients(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield the scores of the clients that join after the training; nothing if no run has any."""
-    table = _at(analysis.new_clients, place)
+    table = at_place(analysis.new_clients, place)
     if table.empty:
         return
     entries = analysis.comparison.at(place)
@@ -635,9 +635,10 @@ TABLES: Final[Mapping[str, Callable[[Analysis, str], Iterator[Shown]]]] = {
 
 def ranked(analysis: Analysis, place: str, table: pd.DataFrame | None = None) -> list[str]:
     """Return the methods of a place, or those of a table of it, in the order of the leaderboard."""
-    methods = _at(analysis.leaderboard, place)["method"]
+    methods = at_place(analysis.leaderboard, place)["method"]
     return [*(methods if table is None else methods[methods.isin(table["method"])])]
 
 
-def _at(table: pd.DataFrame, place: str) -> pd.DataFrame:
+def at_place(table: pd.DataFrame, place: str) -> pd.DataFrame:
+    """Return the rows of a place."""
     return table[table["place"] == place]
