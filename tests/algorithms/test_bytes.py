@@ -1,7 +1,7 @@
 """The bytes that methods send, against numbers of scalars counted by hand, in one table.
 
-The net is LeNet-5 on colour images of 32x32 pixels. Methods that send in phases count theirs in
-files of their own.
+The net is LeNet-5 on colour images of 32x32 pixels. Methods that vote count theirs in files of
+their own.
 """
 
 from math import ceil
@@ -83,6 +83,48 @@ WEIGHTS = W - (6 + 16 + 2 * 22 + 120 + 84 + 10)  # of convolutions and linear la
 MASKED = 4 * (W - WEIGHTS) + STATISTICS + ceil(WEIGHTS / 8)
 HYPERNETWORK = 4 * (129 * 128 + 129 * 9216 + 128 * ceil((W - HEAD) / 9216))
 
+NORM = 4 * 44 + STATISTICS
+REST = WHOLE - NORM  # all but BatchNorm
+LOCAL = "train.batchnorm=local"
+
+PHASES = [
+    # method, its keys, set-up, down and up for each client in each round
+    ("lgfedavg", ["algorithm.warmup=0.34"], 0, [0, WHOLE, 4 * HEAD], [WHOLE, 4 * HEAD, 4 * HEAD]),
+    ("pfedsim", [LOCAL], 0, [0, 4 * W, 4 * W, 4 * (W - HEAD)], [4 * W] * 4),
+    (
+        "pfedsim",
+        [LOCAL, "algorithm.classes=union"],
+        0,
+        [0, 4 * W, 4 * W, 4 * (W - HEAD)],
+        [4 * W, 4 * W, 4 * W + 10, 4 * W + 10],
+    ),
+    (
+        "fedap",
+        ["algorithm.pretrain_share=0.4"],
+        WHOLE + 8 * 22,  # the model, a mean and a variance of each channel
+        [0, WHOLE, REST, REST, REST],
+        [WHOLE, WHOLE, REST, REST, REST],
+    ),
+    (
+        "fedpc",  # a prototype and an id of each class that a client holds
+        [],
+        lambda held: held * (4 * D + 4),
+        [0, BODY + 4 * C * D + C],
+        lambda held: [BODY + held * (4 * D + 4)] * 2,
+    ),
+    # with a flag for each model that is sent, and a weight for each that was compared
+    *(
+        (
+            "fedfomo",
+            [LOCAL, f"algorithm.models={asked}"],
+            0,
+            [0, *[models * (4 * W + 1)] * 2],
+            [4 * W, *[4 * W + 4 * models] * 2],
+        )
+        for asked, models in ((2, 2), (50, 4))
+    ),
+]
+
 PEERS = [
     # method, its keys, links of five clients, bytes of each link
     ("dfedavg", ["algorithm.topology=ring"], 10, WHOLE),
@@ -110,15 +152,14 @@ def colour(tmp_path_factory):
 
 
 def costs(built, rounds: int):
-    """Yield what rounds cost, without set-ups."""
+    """Yield what rounds and set-ups cost."""
     algorithm, state = built.algorithm, built.start()
     while state.round < rounds:
         setup = algorithm.stages()[state.stage].setup
         settings = settings_of(algorithm, state, setup=setup)
         over = exchange(algorithm, state, train(algorithm, built.engine, state, settings))
         state = over.state
-        if not setup:
-            yield over.costs
+        yield over.costs
 
 
 @pytest.mark.parametrize(
@@ -127,13 +168,27 @@ def costs(built, rounds: int):
 def test_bytes_are_those_counted_by_hand(colour, method, keys, up, down):
     built = build(*colour, f"algorithm={method}", *keys)
 
-    sent = list(costs(built, 2))
+    sent = [one for one in costs(built, 2) if "up_bytes" in one]
 
     if callable(up):
         held = (built.federation.counts > 0).sum(dim=1).double()
         up = pytest.approx(up(float(held.mean()), float((held * (held - 1) / 2).mean())))
     assert [one["up_bytes"] / 5 for one in sent] == [up, up]
     assert sum(one["down_bytes"] for one in sent) / 5 == down
+
+
+@pytest.mark.parametrize(("method", "keys", "setup", "down", "up"), PHASES)
+def test_bytes_of_each_round_are_those_counted_by_hand(colour, method, keys, setup, down, up):
+    built = build(*colour, f"algorithm={method}", *keys, f"train.rounds={len(down)}")
+
+    found = list(costs(built, len(down)))
+
+    held = float((built.federation.counts > 0).sum(dim=1).double().mean())
+    setup, up = (pytest.approx(one(held)) if callable(one) else one for one in (setup, up))
+    sent = [one for one in found if "up_bytes" in one]
+    assert [one["down_bytes"] / 5 for one in sent] == down
+    assert [one["up_bytes"] / 5 for one in sent] == up
+    assert sum(one.get("setup_bytes", 0) for one in found) / 5 == setup
 
 
 @pytest.mark.parametrize(("method", "keys", "links", "payload"), PEERS)

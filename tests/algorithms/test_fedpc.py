@@ -1,4 +1,4 @@
-"""FedPC: its set-up, its server's edges, the global model, and bytes."""
+"""FedPC: its set-up, its server's edges, and the global model."""
 
 from dataclasses import replace
 
@@ -135,36 +135,3 @@ def test_there_is_a_global_model_where_clients_keep_no_statistics(policy):
 
 
 # Bytes
-
-
-CONV = (25 * 6 + 6) + 12 + (6 * 25 * 16 + 16) + 32
-BODY = 4 * (CONV + (16 * 120 + 120) + (120 * 84 + 84)) + 4 * 44 + 2 * 8  # LeNet-5 on 16x16, grey
-D_LENET = 84
-
-
-def costs_of(built) -> list[dict[str, float]]:
-    """Return the costs of the set-up and of two rounds."""
-    state, costs = built.start(), []
-    while state.round < 2:
-        setup = built.algorithm.stages()[state.stage].setup
-        settings = rounds.settings_of(built.algorithm, state, setup=setup)
-        trained = rounds.train(built.algorithm, built.engine, state, settings)
-        over = rounds.exchange(built.algorithm, state, trained)
-        state = over.state
-        costs.append(over.costs)
-    return costs
-
-
-def test_bytes_are_those_of_body_and_prototypes():
-    """Clients have the seeded net, so set-up and round 0 send nothing down."""
-    keys = ("algorithm=fedpc", "model.name=lenet5", "algorithm.groups=2")
-    built = build(*keys)
-    held = int((built.federation.counts > 0).sum())
-
-    setup, first, second = costs_of(built)
-
-    up, down = 5 * BODY + held * (4 * D_LENET + 4), 5 * (BODY + 4 * 10 * D_LENET + 10)
-    assert setup["setup_bytes"] == held * (4 * D_LENET + 4)
-    assert setup["trainings"] == 0
-    assert (first["up_bytes"], first["down_bytes"]) == (up, 0)
-    assert (second["up_bytes"], second["down_bytes"]) == (up, down)

@@ -15,7 +15,7 @@ from tests.algorithms.loops import (
     platform,
     weighted_sum,
 )
-from tests.support import build, summary_of_run
+from tests.support import build
 
 LENET5 = [  # (first layer, its normalization), ... in the order of the forward pass
     ("backbone.conv1", "backbone.norm1"),
@@ -81,16 +81,3 @@ def test_heads_of_a_perceptron_equal_a_loop(weights, warmup):
             found = sent.rows.values[name][i] if new else state.clients[name][i]
             assert_equal(found, (common | own[i])[name], name)
             assert new == bool(warmup and not own[i])
-
-
-@pytest.mark.slow
-def test_lower_layers_cross_once_after_the_warm_up():
-    """Five clients: FedAvg in round 1, the whole net down in round 2, then heads alone."""
-    summary = summary_of_run(
-        "algorithm=lgfedavg", "algorithm.warmup=0.34", "train.rounds=3", "train.participation=1"
-    )
-    sizes = {n: v.numel() for n, v in build("algorithm=fedavg").start().server.items()}
-    whole, head = 4 * sum(sizes.values()), 4 * sum(sizes[name] for name in HEAD)
-
-    assert summary["communication"]["up_bytes"] == 5 * (whole + 2 * head)
-    assert summary["communication"]["down_bytes"] == 5 * (whole + head)

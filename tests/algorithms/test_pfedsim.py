@@ -8,7 +8,7 @@ import torch
 
 from flbench.experiment.rounds import settings_of, visible_to_server
 from flbench.testing import after, played
-from tests.support import build, summary_of_run
+from tests.support import build
 
 KEYS = ("algorithm=pfedsim", "model.name=lenet5", "engine.precision=64-true", "train.rounds=6")
 HEAD = ("head.weight", "head.bias")
@@ -113,22 +113,6 @@ def test_first_contact_after_the_warm_up_brings_the_global_classifier_and_later_
     name = "backbone.fc1.weight"
     assert torch.equal(begin[name][1], state.server[name])
     assert not torch.equal(begin[name][0], state.server[name])
-
-
-@pytest.mark.slow
-def test_bytes_are_w_in_the_warm_up_then_the_body_down_and_w_up():
-    """The first dispatch after the warm-up is w, later ones are the body."""
-    keys = ("model.name=lenet5", "algorithm=pfedsim", "train.rounds=4", "train.batchnorm=local")
-    body = 4 * ((25 * 6 + 6) + 12 + (6 * 25 * 16 + 16) + 32 + (16 * 120 + 120) + (120 * 84 + 84))
-    head = 4 * (84 * 10 + 10)
-
-    summary = summary_of_run(*keys)
-    union = summary_of_run(*keys, "algorithm.classes=union")
-
-    traffic = summary["communication"]
-    assert traffic["up_bytes"] == 5 * 4 * (body + head)
-    assert traffic["down_bytes"] == 5 * (2 * (body + head) + body)
-    assert union["communication"]["up_bytes"] == traffic["up_bytes"] + 5 * 2 * 10
 
 
 def test_mixture_and_stored_model_are_both_evaluated():
