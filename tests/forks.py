@@ -49,6 +49,10 @@ class Fork:
         """Whether the function has not returned yet."""
         return self.process.is_alive()
 
+    def interrupt(self) -> None:
+        """Send SIGINT, as Ctrl-C does."""
+        os.kill(self._process.pid, signal.SIGINT)
+
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""
         self.process.kill()
