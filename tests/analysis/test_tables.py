@@ -484,3 +484,5 @@ def test_two_repetitions_support_no_claim(tmp_path):
     assert found.leaderboard["low"].isna().all()
     assert set(found.leaderboard["better_than"]) == {()}
     assert found.classes["low"].isna().all()
+    [board] = TABLES["leaderboard"](found, "digits")
+    assert [*board.mark(0, "mean"), *board.mark(1, "mean")] == ["best"]
