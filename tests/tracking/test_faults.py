@@ -25,7 +25,7 @@ from tests.support import run
 from tests.tracking import study
 from tests.tracking.conftest import copied
 from tests.tracking.planned import planned_server
-from tests.tracking.reading import campaign, counts, only
+from tests.tracking.reading import artifacts, campaign, counts, only
 
 pytestmark = [pytest.mark.mlflow, needs("mlflow")]
 
@@ -64,8 +64,7 @@ def is_upload_of(name):
 
 
 def files_of(store, path):
-    entry = only(store, path)
-    return {item.path for item in store.client.list_artifacts(entry.info.run_id)}
+    return artifacts(store, only(store, path))
 
 
 @pytest.mark.slow
@@ -108,8 +107,8 @@ def test_refused_file_of_a_study_keeps_none_of_its_runs_back(folder, server, tmp
         follow.sync(path, server.uri)
 
     found = campaign(stores.open_store(server.uri), path.name)
-    assert {entry.data.tags["kind"] for entry in found} == {"study", "method", "trial"}
-    assert "RUNNING" not in {entry.info.status for entry in found}
+    assert {entry.data.tags["kind"] for entry in found.values()} == {"study", "method", "trial"}
+    assert "RUNNING" not in {entry.info.status for entry in found.values()}
     server.plan = lambda method, path: None
     again, _ = follow.sync(path, server.uri)
     assert again.files
@@ -127,8 +126,8 @@ def test_parameter_that_mlflow_refuses_keeps_no_state_back(folder, store, tmp_pa
         follow.sync(path, store.address.uri)
 
     found = campaign(store, path.name)
-    assert {entry.data.tags["kind"] for entry in found} == {"study", "method", "trial"}
-    assert "RUNNING" not in {entry.info.status for entry in found}
+    assert {entry.data.tags["kind"] for entry in found.values()} == {"study", "method", "trial"}
+    assert "RUNNING" not in {entry.info.status for entry in found.values()}
 
 
 @pytest.mark.usefixtures("quick")

@@ -16,7 +16,7 @@ from flbench.tracking import follow, tree
 from flbench.tracking import store as stores
 from tests.installed import needs
 from tests.support import SMALL
-from tests.tracking.reading import campaign
+from tests.tracking.reading import artifacts, campaign, parents
 
 pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
 
@@ -70,23 +70,7 @@ def whole(store, trained):
 
 
 def runs_of(store, path):
-    """Return the runs of a comparison by their keys, of which there is one each."""
-    name = json.loads((path / "comparison.json").read_text())["id"]
-    found = campaign(store, name)
-    by_key = {
-        run.data.tags["flbench.run"].removeprefix(name).removeprefix("/"): run for run in found
-    }
-    assert len(by_key) == len(found)
-    return by_key
-
-
-def parents(runs):
-    keys = {run.info.run_id: key for key, run in runs.items()}
-    return {key: keys.get(run.data.tags.get("mlflow.parentRunId")) for key, run in runs.items()}
-
-
-def artifacts(store, run, folder=None):
-    return {item.path for item in store.client.list_artifacts(run.info.run_id, folder)}
+    return campaign(store, json.loads((path / "comparison.json").read_text())["id"])
 
 
 def cell_names(method):

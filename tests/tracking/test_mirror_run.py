@@ -18,6 +18,7 @@ from flbench.results.metrics_file import Row
 from flbench.tracking import artifacts, follow, measures, tree
 from tests.installed import needs
 from tests.support import run
+from tests.tracking.reading import artifacts as files_of
 from tests.tracking.reading import counts, entries, history, only
 
 pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
@@ -58,7 +59,7 @@ def test_run_has_its_parameters_files_and_data_set(store, other, tmp_path):
     assert set(entry.data.params) == wanted
     assert entry.data.params["train.rounds"] == "3"
     assert json.loads(entry.data.params["partition.split"]) == [0.6, 0.2, 0.2]
-    there = {item.path for item in store.client.list_artifacts(entry.info.run_id)}
+    there = files_of(store, entry)
     assert there >= {"config.yaml", "summary.json", "report.html", "clients.csv", "confusion.csv"}
     for name in ("per_class.csv", "checkpoints/best.safetensors"):
         copy = store.client.download_artifacts(entry.info.run_id, name, str(tmp_path))
@@ -298,7 +299,7 @@ def test_two_checkpoints_with_one_content_are_sent_once_and_no_large_one(
     follow.sync(path, store.address.uri)
 
     entry = only(store, path)
-    there = {item.path for item in store.client.list_artifacts(entry.info.run_id, "checkpoints")}
+    there = files_of(store, entry, "checkpoints")
     both = {"checkpoints/last.safetensors", "checkpoints/best.safetensors"}
     wanted = {"another": both, "large": set()}.get(kind, {"checkpoints/best.safetensors"})
     assert both & there == wanted

@@ -13,7 +13,7 @@ from flbench.tracking.send import RUN_TAG
 from tests.installed import needs
 from tests.support import run
 from tests.tracking import study
-from tests.tracking.reading import campaign, history
+from tests.tracking.reading import artifacts, campaign, history, parents
 
 pytestmark = [pytest.mark.mlflow, pytest.mark.slow, needs("mlflow")]
 
@@ -39,24 +39,13 @@ class Mirrored:
         return sent
 
     def read(self):
-        name = tree.identifier(self.id)
-        found = campaign(self.store, name)
-        self.by_key = {
-            item.data.tags["flbench.run"].removeprefix(name).removeprefix("/"): item
-            for item in found
-        }
-        assert len(self.by_key) == len(found)
-
-    def parent(self, key):
-        above = self.by_key[key].data.tags.get("mlflow.parentRunId")
-        return next((k for k, item in self.by_key.items() if item.info.run_id == above), None)
+        self.by_key = campaign(self.store, tree.identifier(self.id))
 
     def metrics(self, key):
         return self.by_key[key].data.metrics
 
     def artifacts(self, key, folder=None):
-        found = self.store.client.list_artifacts(self.by_key[key].info.run_id, folder)
-        return {item.path for item in found}
+        return artifacts(self.store, self.by_key[key], folder)
 
 
 @pytest.fixture
@@ -87,7 +76,7 @@ def test_every_part_of_a_study_is_a_run_below_its_own(whole):
         for seed in range(1, study.SEEDS + 1):
             wanted[f"cells/{method}-digits-seed{seed}"] = f"methods/{method}"
             wanted[f"cells/{method}_tuned-digits-seed{seed}"] = f"methods/{method} tuned"
-    assert {key: whole.parent(key) for key in whole.by_key} == wanted
+    assert parents(whole.by_key) == wanted
 
 
 def test_trials_have_their_states_what_was_searched_scores_and_curves(whole):
