@@ -51,7 +51,7 @@ class Fork:
 
     def interrupt(self) -> None:
         """Send SIGINT, as Ctrl-C does."""
-        os.kill(self._process.pid, signal.SIGINT)
+        os.kill(self.process.pid, signal.SIGINT)
 
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""
