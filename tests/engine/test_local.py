@@ -277,7 +277,8 @@ def warns():
     warnings.warn("a strange loss", UserWarning, stacklevel=1)
 
 
-def test_worker_that_always_dies_ends_the_run(engines):
+def test_worker_that_always_dies_ends_the_run(engines, monkeypatch):
+    monkeypatch.setattr(worker, "RESTARTS", 1)
     with pytest.raises(RunError, match=r"engine\.workers"):
         trained(engines["sequential"], dies)
 

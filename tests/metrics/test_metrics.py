@@ -219,6 +219,13 @@ def test_class_with_the_most_samples_is_never_rare():
     assert rare_classes(torch.full((10,), 7), "lowest")[0] == []
 
 
+def test_more_rare_classes_than_a_fifth_are_noted():
+    ties = torch.tensor([50, 10, 30, 10, 10, 60, 70, 80, 90, 95])
+
+    assert len(rare_classes(ties, "lowest")[1]) == 1
+    assert rare_classes(ties + torch.arange(10), "lowest") == ([1, 3], [])
+
+
 @pytest.mark.parametrize(
     ("counts", "found"),
     [([4, 96, 100], [0]), ([50, 50], []), ([1] * 100, []), ([1] * 99 + [2], list(range(100)))],

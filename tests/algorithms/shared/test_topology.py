@@ -114,6 +114,8 @@ def test_networks_are_fixed_and_absent_clients_forward_nothing(name):
     part = graph(topology, round=5, ids=ids)
 
     assert torch.equal(part, graph(topology)[ids][:, ids])
+    order = [9, 0, 4, 3]
+    assert torch.equal(graph(topology, ids=order), graph(topology)[order][:, order])
 
 
 def test_links_of_an_erdos_renyi_graph_have_the_configured_probability():
