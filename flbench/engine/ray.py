@@ -5,7 +5,6 @@ machine beside the first one is used in this way too.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,8 @@ from flbench.data.federation import Federation
 from flbench.engine.base import Dispatcher, KeptRows, RoundSettings
 from flbench.engine.worker import Call, Worker, train_by_workers
 from flbench.workers import actor_pool
-from flbench.workers.nesting import is_elsewhere, is_ray_worker
-from flbench.workers.pool import LostError
+from flbench.workers.nesting import is_elsewhere
+from flbench.workers.process_pool import SharedArray
 from flbench.workers.ray_driver import RayDriver, RayPool
 
 
@@ -65,7 +64,7 @@ class RayEngine:
             # All actors of a machine share the samples.
             rest = net, federation.without_samples(), config
             needs = {"CPU": 1.0, "GPU": float(self._is_on_gpu)}
-            samples, name = self._driver.shared(federation.x.numpy()), "a worker of engine.name=ray"
+            samples, name = SharedArray(federation.x.numpy()), "a worker of engine.name=ray"
             given = [samples, rest], count, needs, name, config.wait_seconds
             self._pool = RayPool(self._driver, self._tell, Worker, *given)
         except BaseException:
@@ -102,9 +101,6 @@ class RayEngine:
 
     def close(self) -> None:
         """End the actors, and the cluster if this engine started it; `run` starts them again."""
-        if self._driver is not None and self._pool is not None:
-            with suppress(LostError):
-                self._pool.close()  # in a worker of Ray the driver is this process
         if self._driver is not None:
             self._driver.close()
         self._driver = self._pool = None
@@ -115,7 +111,7 @@ def _workers(
 ) -> int:
     """Return the number of actors: `engine.workers`, or one per CPU or GPU that is there.
 
-    A cluster with an address, or of this worker's driver, may have lost nodes since the run began.
+    A cluster with an address may have lost nodes since the run began.
 
     Raises:
         ConfigError: The cluster has fewer CPUs or GPUs.
@@ -123,7 +119,7 @@ def _workers(
     resource = "GPU" if on_gpu else "CPU"
     available = int(there[resource])
     count = available if config.workers == "auto" else config.workers
-    if count > available >= 1 and (is_elsewhere(config.address) or is_ray_worker()):
+    if count > available >= 1 and is_elsewhere(config.address):
         tell(
             f"engine.workers={count}, but the Ray cluster has {available} {resource}s: as many"
             " workers train. The digest does not depend on it."

@@ -12,7 +12,7 @@ from flbench.core.errors import ConfigError
 from flbench.data.federation import Federation
 from flbench.engine.base import STACKED_SIZE, Engine, find_device
 from flbench.models.base import is_lightning, net_leaves
-from flbench.workers.nesting import is_elsewhere, is_ray_worker
+from flbench.workers.nesting import is_elsewhere
 
 
 def with_device(
@@ -38,7 +38,7 @@ def with_device(
         raise ConfigError(
             f"{cause} needs the package `ray`, which is not installed: pip install 'flbench[tune]'"
         )
-    if elsewhere or (has_workers and is_ray_worker()):
+    if elsewhere:
         from flbench.workers.ray_resources import device_there  # importing Ray takes a second
 
         return asked.altered(device=device_there(asked.device, address, key))

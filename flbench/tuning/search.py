@@ -57,6 +57,7 @@ from flbench.workers.actor_pool import (
 )
 from flbench.workers.pool import LostError
 from flbench.workers.portable import portable
+from flbench.workers.process_pool import SharedArray
 from flbench.workers.ray_driver import RayDriver
 from flbench.workers.ray_resources import Resources
 
@@ -116,7 +117,7 @@ def carry_out(
     """
     federation = prepared.federation
     sent = replace(prepared, federation=federation.without_samples())
-    given = portable(sent, cloudpickle.dumps), driver.shared(federation.x.numpy())
+    given = portable(sent, cloudpickle.dumps), SharedArray(federation.x.numpy())
     # The process prints on the standard error of this one, unless a notebook or the program has
     # redirected it: this process then prints the lines of a file.
     is_redirected = sys.stderr is not sys.__stderr__

@@ -27,13 +27,12 @@ from typing import Any, Final, Self
 
 import cloudpickle
 import numpy as np
-from numpy.typing import NDArray
 
 from flbench.workers import process_pool
-from flbench.workers.nesting import is_elsewhere, is_ray_worker
+from flbench.workers.nesting import is_elsewhere
 from flbench.workers.pool import Ended, LostError
 from flbench.workers.portable import portable
-from flbench.workers.process_pool import SharedArray, WorkerProcess
+from flbench.workers.process_pool import SharedArray
 
 PRIVATE: Final = {
     "RAY_AUTH_MODE": "token",
@@ -56,7 +55,7 @@ class RayDriver:
     """A process that is connected to a Ray cluster; a context manager that ends it.
 
     A cluster of this machine is started for it, unless it has an address, or this process is
-    connected to one, which it joins then. In a worker of Ray, this process calls the functions.
+    connected to one, which it joins then.
 
     Args:
         address: Address of a running cluster; see `ray_session.connect`.
@@ -76,21 +75,18 @@ class RayDriver:
         self._leader: int | None = None
         self._is_closed = False
         self._folder: str | None = None
-        self._process: WorkerProcess | None = None  # None: it is this process
-        if is_ray_worker():
-            return
         ray: Any = sys.modules.get("ray")
         if ray is not None and ray.is_initialized():
             address = ray.get_runtime_context().gcs_address
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-        if not is_elsewhere(address):
-            self._folder = tempfile.mkdtemp(prefix="fl-", dir=place())
-            environment |= {**PRIVATE, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         from flbench.workers import ray_session  # it imports Ray
 
         self._error_of = ray_session.connection_error
+        self._process = process_pool.started()
         try:
-            self._process = process_pool.started()
+            environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+            if not is_elsewhere(address):
+                self._folder = tempfile.mkdtemp(prefix="fl-", dir=place())
+                environment |= {**PRIVATE, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
             self._leader = self.call(_begin_session, environment, os.getcwd(), self._folder)
             self._servers = self.call(ray_session.connect, address, key, cpus, self._folder)
         except BaseException:
@@ -122,8 +118,6 @@ class RayDriver:
         """
         if self._is_closed:
             raise LostError(LOSS)
-        if self._process is None:
-            return function(*arguments)
         try:
             content = cloudpickle.dumps((function, arguments))
             future = self._process.executor.submit(_called, content)
@@ -141,17 +135,12 @@ class RayDriver:
             self.close()
             raise
 
-    def shared(self, array: NDArray[Any]) -> Any:
-        """Return what stands for an array among arguments of `call`; memory is shared."""
-        return array if self._process is None else SharedArray(array)
-
     def close(self) -> None:
         """End the process, with a cluster that was started for it."""
         self._is_closed = True
         if self._leader is not None:
             end_session(self._leader)
-        if self._process is not None:
-            self._process.end()
+        self._process.end()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -10,6 +10,7 @@ from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.pooled import Pooled
 from flbench.jobs.launchers.shipped import StoredSamples
 from flbench.workers import actor_pool
+from flbench.workers.process_pool import SharedArray
 from flbench.workers.ray_driver import RayPool
 from flbench.workers.ray_resources import Resources, cluster
 from flbench.workers.shipping import Parcel
@@ -39,7 +40,7 @@ def ray_actors(
 
         def stored(array: NDArray[Any]) -> StoredSamples:
             """Put samples into Ray's object store; at the end it is checked that they are equal."""
-            shared, sha256 = pool.put(driver.shared(array)), actor_pool.digest(array)
+            shared, sha256 = pool.put(SharedArray(array)), actor_pool.digest(array)
             return StoredSamples(shared, lambda: pool.check_samples(shared, sha256))
 
         yield pooled(at_once, pool, stored, pool.put)
