@@ -189,6 +189,7 @@ def test_bytes_of_each_round_are_those_counted_by_hand(colour, method, keys, set
     assert [one["down_bytes"] / 5 for one in sent] == down
     assert [one["up_bytes"] / 5 for one in sent] == up
     assert sum(one.get("setup_bytes", 0) for one in found) / 5 == setup
+    assert not any(one["trainings"] for one in found if "up_bytes" not in one)
 
 
 @pytest.mark.parametrize(("method", "keys", "links", "payload"), PEERS)

@@ -132,6 +132,3 @@ def test_there_is_a_global_model_where_clients_keep_no_statistics(policy):
     built = build("algorithm=fedpc", "model.name=lenet5", f"train.batchnorm={policy}")
 
     assert (gm_of(built, built.start()) is not None) == (policy == "average")
-
-
-# Bytes
