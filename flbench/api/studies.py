@@ -1,6 +1,7 @@
 """A study as an object: its trials, its winners and what can be said about them."""
 
 from functools import cached_property
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -176,14 +177,14 @@ class Study:
         )
 
     def _repr_html_(self) -> str:
-        best = [self.report.parameters(method) for method in self.methods]
+        own = [self.report.own_tables(method) for method in self.methods]
         facts = {key: self.report.facts[key] for key in ("data", "budget", "metric", "search")}
         notes = Chapter("Notes", [self.notes], is_open=True)
         return card(
             self.report.heading,
             facts | {"folder": str(self.path)},
             *self.report.answer,
-            *filter(None, best),
+            *chain(*own),
             *self.report.tables,
             notes,
         )

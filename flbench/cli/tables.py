@@ -108,7 +108,7 @@ def print_study(report: "StudyReport", path: Path) -> None:
     line(f"{report.heading} ({report.facts['budget']})\n")
     for sentence in report.answer:
         line(f"{sentence}\n")
-    own = filter(None, map(report.parameters, report.study.methods))
+    own = [table for name in report.study.methods for table in report.own_tables(name)]
     for table in (*own, *report.tables, report.table):
         render.console(table)
     notes(report.said)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from flbench.analysis import answer
+from flbench.analysis import answer, statistics
 from flbench.analysis import report as comparison_report
 from flbench.analysis.report import Extra
 from flbench.analysis.shown import TABLES, signed
@@ -48,6 +48,8 @@ CHANCE: Final = (
     f" {1 + PERMUTATIONS} orders of the scores, {PERMUTATIONS} random ones and that of the trials,"
     " in which the parameter has as large a share; beyond the line p is at most 0.05."
 )
+GAINED: Final = ("accuracy", "macro_f1", "rare_recall")
+"""Test metrics of the table of gains, besides the one that ranks."""
 OPPOSITE: Final = {"better": "worse", "worse": "better"}
 TRIALS: Final = {
     "method": "str",
@@ -121,7 +123,8 @@ class StudyReport:
             if row["first"] == method:  # the verdict is about the first one
                 verdict = OPPOSITE.get(verdict, verdict)
                 found = (-row["difference"], -row["high"], -row["low"])
-            said[GAINS[verdict]].append(f"{method} (test {self.metric} {signed(found)})")
+            changed = f"test {self.metric} {signed(found)}{self._rare_gain(method)}"
+            said[GAINS[verdict]].append(f"{method} ({changed})")
         won = {name: self.study.winner(name) for name in self.study.methods}
         kept = [name for name, one in won.items() if one is not None and one.index == 0]
         said["no trial was better than the default parameters of {}"] = kept
@@ -129,6 +132,16 @@ class StudyReport:
         population = comparison.sampling_at(comparison.places[0]).population
         sentence = ": ".join(filter(None, [population, "; ".join(parts)]))
         return [f"{sentence[:1].upper()}{sentence[1:]}."] if parts else []
+
+    def _rare_gain(self, method: str) -> str:
+        """Return what tuning changed in the recall of rare classes; "" without these."""
+        metric, table = answer.words("rare_recall"), self.gain(method)
+        for row in table.rows if table and self.study.header.metric != "rare_recall" else ():
+            if row["metric"] == metric:
+                _, low, high = gain = row["gain"]
+                unsure = ", not significant" if low <= 0 <= high else ""
+                return f"; {metric} {signed(gain)}{unsure}"
+        return ""
 
     @property
     def answer(self) -> list[str]:
@@ -435,6 +448,49 @@ class StudyReport:
                 found[axis.path] = " to ".join(dict.fromkeys(ends))
         return found
 
+    def own_tables(self, method: str) -> list[Shown]:
+        """Return the best parameters of a method and what they gain, as far as they are known."""
+        return [one for one in (self.parameters(method), self.gain(method)) if one is not None]
+
+    def gain(self, method: str) -> Shown | None:
+        """Return what tuning changed in several test metrics; None without both comparisons."""
+        if self.analysis is None:
+            return None
+        comparison, tuned = self.analysis.comparison, f"{method} tuned"
+        rows: list[dict[str, Any]] = []
+        for metric in dict.fromkeys((comparison.metric, *GAINED)):
+            values = pd.DataFrame(
+                {
+                    label: {
+                        one.repetition: one.score(metric)
+                        for one in comparison.entries
+                        if one.method == label
+                    }
+                    for label in (method, tuned)
+                }
+            ).dropna()
+            overlap = comparison.sampling_at(comparison.places[0]).overlap
+            for row in statistics.differences(values, [(tuned, method)], overlap=overlap).to_dict(
+                "records"
+            ):
+                means = {"default": values[method].mean(), "tuned": values[tuned].mean()}
+                gap = (row["difference"], row["low"], row["high"])
+                rows.append({"metric": answer.words(metric), **means, "gain": gap, "n": row["n"]})
+        if not rows:
+            return None
+        return Shown(
+            f"{method}: gain of the best parameters",
+            {
+                "metric": Column("test metric"),
+                "default": Column("default", score),
+                "tuned": Column("tuned", score),
+                "gain": Column("gain (95 % interval)", signed),
+                "n": Column("runs", whole),
+            },
+            rows,
+            "Means over paired repetitions. Each interval is for its metric alone.",
+        )
+
     def is_drawable(self, method: str) -> bool:
         """Return whether a method has a trial with a score, and a parameter that is searched."""
         scored = any(trial.score is not None for trial in self.study.trials_of(method))
@@ -472,7 +528,7 @@ class StudyReport:
         }
 
     def _parts(self, method: str) -> Iterator[Part]:
-        """Yield the pictures of a method's search, and its best parameters."""
+        """Yield the pictures of a method's search, its best parameters and what they gain."""
         axes, trials = self.axes[method], self.study.trials_of(method)
         if is_drawable := self.is_drawable(method):
             yield Drawn(
@@ -485,6 +541,8 @@ class StudyReport:
             )
         yield self.parameters(method) or "No trial has finished with a score yet."
         yield from self.undecided(method)
+        if (gain := self.gain(method)) is not None:
+            yield gain
         if not is_drawable:
             return
         found, (number, scores) = self.importances[method], self.rungs[method]

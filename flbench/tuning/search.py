@@ -29,6 +29,7 @@ from flbench.core.wording import listed
 from flbench.jobs.job import Job, Outcome
 from flbench.jobs.progress import JobProgress
 from flbench.results import metrics_file
+from flbench.results.study_folder import DIGITS
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.proposals import Proposals
 from flbench.tuning.ray_tune import Reservations, bundles, quiet, reason_of
@@ -37,6 +38,7 @@ from flbench.tuning.scores import by_round
 from flbench.tuning.study import (
     BEGUN,
     ENDS,
+    OTHER_METRIC,
     Record,
     StudyFolder,
     TrialFolder,
@@ -62,6 +64,7 @@ from flbench.workers.ray_driver import RayDriver
 from flbench.workers.ray_resources import Resources
 
 NAMED: Final = 3  # trials that a sentence names
+ALIKE: Final = 4  # trials with equal scores at the first rung, of which the user is told
 
 
 def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
@@ -195,10 +198,26 @@ class TrialProgress(JobProgress):
             for index in range(prepared.trials[method])
         }
         super().__init__([*self._trials.values()], folder, prepared.resources.kind)
+        self._scores: dict[str, dict[int, float]] = {name: {} for name in prepared.configs}
 
     def begin_trial(self, trial: TrialFolder) -> None:
         """Note that a trial is being trained."""
         self.begin(self._trials[trial.method, trial.index])
+
+    def evaluated(self, trial: TrialFolder, done: int, score: float) -> None:
+        """Say once that the metric tells none of a method's first trials apart."""
+        method, scores = trial.method, self._scores[trial.method]
+        config = self._trials[method, trial.index].config
+        rounds = config.train.rounds
+        first = min(rounds, grace_of(method, rounds, config.evaluation_period))
+        if done != first or trial.index in scores:
+            return
+        scores[trial.index] = round(score, DIGITS)
+        if len(scores) == ALIKE and len({*scores.values()}) == 1:
+            self.note(
+                f"{method}: the validation {self._metric} is {score:.4f} in each of the first"
+                f" {ALIKE} trials after {done} rounds. {OTHER_METRIC}"
+            )
 
     def end_trial(self, record: Record) -> None:
         """Note that a trial has ended, and print a line about it."""
@@ -534,6 +553,13 @@ class Events(tune.Callback):  # type: ignore[misc]
         if waited >= patience:
             raise StudyStopped(f"{sentence} {end_of_wait(patience)}")
         self._progress.note(sentence)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Look whether the scores of the trials differ."""
+        folder = self._search.trials[trial.trial_id]
+        self._progress.evaluated(folder, result["round"], result["score"])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Count another attempt of a trial whose worker failed, and print a note."""

@@ -11,7 +11,7 @@ from flbench.config.schema import EngineConfig
 from flbench.core.errors import UserError
 from flbench.tuning import search
 from flbench.tuning.request import FACTOR, grace_of
-from flbench.tuning.search import Events, Halving, Search, StudyStopped
+from flbench.tuning.search import Events, Halving, Search, StudyStopped, TrialProgress
 from flbench.tuning.study import StudyFolder, TrialFolder
 from flbench.workers.ray_resources import Resources
 
@@ -313,6 +313,25 @@ def test_trial_whose_driver_died_before_it_could_stop_it_is_stopped():
 
     assert report(resumed, ("a", 9), 2, 0.1) == "STOP"
     assert report(resumed, ("a", 8), 2, 0.9) == "CONTINUE"
+
+
+@pytest.mark.parametrize(("scores", "count"), [((0.0, 0.0, 0.0, 0.0, 0.0), 1), ((0, 0.1, 0, 0), 0)])
+def test_metric_that_tells_no_trials_apart_is_said_once_during_the_search(
+    tmp_path, capsys, scores, count
+):
+    config = SimpleNamespace(train=SimpleNamespace(rounds=9), evaluation_period=1)
+    prepared = SimpleNamespace(
+        request=SimpleNamespace(metric="rare_recall"),
+        trials={"fedavg": 5},
+        configs={"fedavg": config},
+        resources=SimpleNamespace(kind="trial"),
+    )
+    progress = TrialProgress(StudyFolder(tmp_path), prepared)
+    for index, score in enumerate(scores):
+        for done in (1, 3, 3, 9):  # the first rung is at 3; a trial may report it again
+            progress.evaluated(TrialFolder(tmp_path, "fedavg", index), done, score)
+
+    assert capsys.readouterr().err.count("--metric") == count
 
 
 def test_a_wait_is_never_silent_for_half_a_minute_and_ends_the_study(monkeypatch):

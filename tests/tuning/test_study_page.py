@@ -90,6 +90,12 @@ def test_report_has_the_search_and_what_tuning_gains(written, capsys):
     assert pair["verdict"] == "no claim"  # the same in every seed
     [row] = [one for one in report_of(written).table.rows if one["method"] == "hfcd"]
     assert (row["default"], row["best"]) == (0.5, pytest.approx(0.58))
+    gains = {row["metric"]: row for row in report_of(written).gain("fedavg").rows}
+    assert gains["accuracy"]["gain"] == pytest.approx(
+        [gain[k] for k in ("difference", "low", "high")]
+    )
+    assert gains["accuracy"]["tuned"] == pytest.approx(board["fedavg tuned"]["mean"])
+    assert gains["macro F1"]["gain"][0] == pytest.approx(0)
     with (written / "tables/trials.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 20
@@ -110,6 +116,19 @@ def test_study_and_its_report_judge_the_best_round(tmp_path, finished_run):
         columns = board.leaderboard.set_index("method")[["mean", "last"]]
         assert columns.loc["hfcd"].tolist() == pytest.approx([0.8, 0.4])
         assert columns.loc["fedavg"].tolist() == pytest.approx([0.7, 0.35])
+
+
+def test_answer_has_the_gain_in_rare_recall(tmp_path, finished_run):
+    """Tuned minus default is 0.1, 0.2, 0.3: mean 0.2, 2.484 deviations of 0.1 on either side."""
+    folder = begin(tmp_path / "study", "hfcd", trials=2)
+    trial(folder, "hfcd", 0, 0.5)
+    trial(folder, "hfcd", 1, 0.9, params=DEFAULTS | {"algorithm.tau": 0.1})
+    for seed in (1, 2, 3):
+        cell(folder, finished_run, "hfcd", seed, {"accuracy": seed / 10, "rare_recall": 0.1})
+        found = {"accuracy": 0.2 + seed / 10, "rare_recall": 0.1 + seed / 10}
+        cell(folder, finished_run, "hfcd tuned", seed, found)
+
+    assert "+0.2000 [-0.0484, +0.4484]" in report_of(folder).answer[0]
 
 
 def test_cells_that_are_damaged_are_left_out(tmp_path, finished_run):
