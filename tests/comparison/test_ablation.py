@@ -27,7 +27,6 @@ from tests.support import SMALL
 TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
 ONE = [*TINY, "train.rounds=1", "algorithm.last_only=true"]
 FULL = "slapfl"
-LEFT_OUT = "slapfl last_only=false"  # all layers of the net are linear, so nothing is exchanged
 EQUAL = "slapfl name=cosine"  # the first round has the full learning rate
 RATE = "slapfl lr=0.3"
 VALUES = ["--values", "train.schedule.name=cosine", "--values", "train.optimizer.lr=0.3"]

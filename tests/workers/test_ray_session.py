@@ -122,10 +122,6 @@ def of_ray(driver: RayDriver) -> list[int]:
     return found
 
 
-def address_of() -> str:
-    return str(ray.get_runtime_context().gcs_address)
-
-
 def session_folder() -> str:
     return str(ray._private.worker._global_node.get_session_dir_path())
 
