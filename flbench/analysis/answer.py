@@ -5,6 +5,7 @@ after the correction for several tests.
 """
 
 from collections.abc import Sequence
+from math import nan
 from typing import Final
 
 import numpy as np
@@ -91,18 +92,22 @@ def _tested(main: str, others: Sequence[str], tests: pd.DataFrame) -> list[str]:
     """Return from which methods the tests tell a method apart, and from which they do not."""
     turned = {"better": "worse", "worse": "better"}
     said: dict[str, str] = {}
+    gaps: dict[str, float] = {}
     for row in tests.to_dict("records"):
         if main in (row["first"], row["second"]):
             is_first = row["first"] == main
             other, verdict = row["second" if is_first else "first"], row["verdict"]
             said[other] = verdict if is_first else turned.get(verdict, verdict)
+            gaps[other] = row["difference"] if row["n"] >= CLAIM_FROM else nan
     verdicts = {name: [one for one in others if said.get(one) == name] for name in VERDICTS}
     untested = [one for one in others if said.get(one, "no claim") == "no claim"]
+    equal = [one for one in untested if gaps.get(one) == 0]
     parts = {
         f"{main} is better than": verdicts["better"],
         f"{main} is worse than": verdicts["worse"],
         f"No significant difference between {main} and": verdicts["no significant difference"],
-        f"No test compares {main} with": untested,
+        f"Equal to {main} in each repetition:": equal,
+        f"No test compares {main} with": [one for one in untested if one not in equal],
     }
     return [f"{text} {_listed(names, len(others))}" for text, names in parts.items() if names]
 
