@@ -235,17 +235,20 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=f"{REAL_DATA} is not there"))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
     """After each file, give freed memory back, which runs keep for their next steps.
 
     See `engine/memory.py`. A test process would grow to 2.5 GB, of which it uses less than one.
     Ray leaves files and sockets to the search for garbage, whose warnings would fail another test.
+    What is left has been imported meanwhile, and no later search visits it.
     """
     if nextitem is None or nextitem.path != item.path:
-        if "ray" in sys.modules:
-            with warnings.catch_warnings():
+        with warnings.catch_warnings():
+            if "ray" in sys.modules:
                 warnings.simplefilter("ignore", ResourceWarning)
-                gc.collect()
+            gc.collect()
+        gc.freeze()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
         if trim is not None:
             trim(0)
