@@ -47,14 +47,11 @@ def test_contract_finds_state_that_a_checkpoint_does_not_hold(tmp_path_factory):
             change = super().aggregate(state, results).server
             return Update({key: value * 0.99 ** len(calls) for key, value in change.items()})
 
-    try:
-        method = Played("hidden", lambda: tmp_path_factory.mktemp("hidden"))
-        with pytest.raises(AssertionError):
-            Contract().test_crash_and_resume_end_like_the_straight_run(
-                method, tmp_path_factory.mktemp("crash")
-            )
-    finally:
-        del ALGORITHMS["hidden"]
+    method = Played("hidden", lambda: tmp_path_factory.mktemp("hidden"))
+    with pytest.raises(AssertionError):
+        Contract().test_crash_and_resume_end_like_the_straight_run(
+            method, tmp_path_factory.mktemp("crash")
+        )
 
 
 def test_contract_finds_a_trained_tensor_on_which_the_loss_does_not_depend(tmp_path_factory):
@@ -75,12 +72,9 @@ def test_contract_finds_a_trained_tensor_on_which_the_loss_does_not_depend(tmp_p
             keeps, sends = self.split()
             return LocalProgram((phase,), keeps | {"shift"}, sends)
 
-    try:
-        method = Played("idle", lambda: tmp_path_factory.mktemp("idle"))
-        with pytest.raises(AssertionError, match="shift"):
-            Contract().test_tensors_that_a_phase_trains_at_the_client_change(method)
-    finally:
-        del ALGORITHMS["idle"]
+    method = Played("idle", lambda: tmp_path_factory.mktemp("idle"))
+    with pytest.raises(AssertionError, match="shift"):
+        Contract().test_tensors_that_a_phase_trains_at_the_client_change(method)
 
 
 def test_contract_finds_a_personal_leaf_that_training_loses(tmp_path_factory):
@@ -97,9 +91,6 @@ def test_contract_finds_a_personal_leaf_that_training_loses(tmp_path_factory):
         def program(self, state):
             return replace(super().program(state), keeps=frozenset())
 
-    try:
-        method = Played("forgetful", lambda: tmp_path_factory.mktemp("forgetful"))
-        with pytest.raises(AssertionError):
-            Contract().test_personal_leaves_stay_with_their_client(method)
-    finally:
-        del ALGORITHMS["forgetful"]
+    method = Played("forgetful", lambda: tmp_path_factory.mktemp("forgetful"))
+    with pytest.raises(AssertionError):
+        Contract().test_personal_leaves_stay_with_their_client(method)

@@ -29,7 +29,7 @@ FRAMES: Final = (
 FACTS: Final = ("methods", "places", "repetitions", "vary", "metric", "baseline")
 FOLDERS: Final = ("tables", "pictures")
 NOT_IN_LATEX: Final = ("classes", "clients")
-"""Tables with a row for each class or client, and a column for each method, which no paper has."""
+"""Tables with a row for each class or client and a column for each method: a page has no room."""
 
 
 @dataclass(frozen=True)

@@ -62,9 +62,10 @@ def _address(config: TrackingConfig, named_by: "NamedBy") -> "Address | None":
 
 
 class Mirror:
-    """The mirror of the folder of a run, a study or a comparison, which starts once there is one.
+    """The process that sends the folder of a run, a study or a comparison to MLflow.
 
-    As a context manager it tells the mirror process how the command ended.
+    It starts when the folder is there. As a context manager, the mirror tells it how the command
+    ended.
 
     Args:
         named_by: Who names the address of the store.

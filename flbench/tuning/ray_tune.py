@@ -34,7 +34,7 @@ def quiet() -> None:
 class Reservations(tune.PlacementGroupFactory):  # type: ignore[misc]
     """Resources of the trials of a study, which knows all that Ray has reserved for them."""
 
-    _made: ClassVar[list[PlacementGroup]] = []
+    _made: ClassVar[list[PlacementGroup]] = []  # Ray Tune gives trials copies of this object
 
     def to_placement_group(self) -> PlacementGroup:
         """Reserve the resources of one trial. Ray Tune calls this."""

@@ -547,7 +547,7 @@ class Events(tune.Callback):  # type: ignore[misc]
         self._due = waited + NOTICE
         sentence = (
             f"no trial has run for {waited:.0f} s. {listed(waiting, NAMED)}: waiting for"
-            f" {amounts(self._needs)}, or for a process to start on them."
+            f" {amounts(self._needs)}, or for the start of a worker process."
             f" {nodes_have(self._needs)}"
         )
         if waited >= patience:

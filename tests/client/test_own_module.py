@@ -1,7 +1,6 @@
 """Hooks and attributes of a user's LightningModule, beside Lightning's own Trainer."""
 
 import re
-import warnings
 
 import lightning
 import pytest
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 import flbench as fl
+from tests.api.test_federate import fit as by_trainer
 
 pytestmark = pytest.mark.slow
 
@@ -64,17 +64,7 @@ def fit(module, epochs, batches):
         def __len__(self):
             return batches
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = lightning.Trainer(
-            max_epochs=EPOCHS,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(module.double(), Loader())
+    by_trainer(module.double(), Loader(), EPOCHS)
     return module
 
 
