@@ -10,7 +10,6 @@ from typing import Any
 
 from flbench.api.caller import Caller
 from flbench.cli import console, tables
-from flbench.cli.show import show
 from flbench.cli.words import layers, methods
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
@@ -70,6 +69,8 @@ def run(
         from flbench.api import running
 
         ending = running.start(config, origins, Caller())
+    from flbench.cli.show import show
+
     show([ending.path], as_json=as_json)
     console.notes(ending.unsent())
     ending.check()

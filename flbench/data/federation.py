@@ -142,6 +142,11 @@ class Federation:
         """Rows [n] of the samples of all clients by part, one client after the other."""
         return {part: np.concatenate(rows) for part, rows in self.partition.parts.items()}
 
+    @cached_property
+    def _of_common(self) -> dict[int, Indices]:
+        """Samples of the common test set that were drawn, by their size; each client reads them."""
+        return {}
+
     def rows(self, which: Samples, client: int, draw: Draw) -> Indices:
         """Return the rows of the data set that a step of a program reads.
 
@@ -256,9 +261,12 @@ class Federation:
         rows = self.common
         if limit is None or limit >= len(rows):
             return rows
-        share = limit / len(rows)
-        rng = generator(self.seed, "common", limit)
-        return split_client(rows, self.dataset.y[rows], (share, 0.0, 1.0 - share), rng)[0]
+        if limit not in self._of_common:
+            share = limit / len(rows)
+            rng = generator(self.seed, "common", limit)
+            found = split_client(rows, self.dataset.y[rows], (share, 0.0, 1.0 - share), rng)
+            self._of_common[limit] = found[0]
+        return self._of_common[limit]
 
 
 def _cut(share: float, n: int) -> int:

@@ -13,7 +13,6 @@ from flbench.experiment.assembly import Experiment
 from flbench.experiment.loop import FederatedLoop
 from flbench.experiment.predictions import positive_class
 from flbench.experiment.run_folder import RunFolder
-from flbench.reports import run as run_report
 from flbench.results import reading
 from flbench.results.summary import Summary
 
@@ -66,6 +65,8 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
         classes=tables["classes"],
         clients=tables["clients"],
     )
+    from flbench.reports import run as run_report  # it loads matplotlib
+
     folder.write("report.html", run_report.render(run))
     folder.write_json("summary.json", summary)
     return summary

@@ -220,6 +220,7 @@ def test_common_rows_with_a_limit_are_stratified_and_the_same_for_all_clients():
     some = made.rows(Samples("common", limit=100), 0, draw)
 
     assert len(some) == 100
+    assert made.common_rows(100) is made.common_rows(100)  # a draw for each client takes seconds
     assert np.array_equal(some, made.rows(Samples("common", limit=100), 4, draw))
     shares = np.bincount(made.dataset.y[some], minlength=10) / 100
     whole = np.bincount(made.dataset.y[made.common], minlength=10) / 297
