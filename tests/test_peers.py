@@ -86,6 +86,41 @@ def test_bare_loop_and_flbench_do_the_same_work(peers, job, tmp_path):
         assert 0 <= one["accuracy"] <= 1
 
 
+@pytest.mark.parametrize("name", ["d", "e", "f", pytest.param("e18", marks=pytest.mark.slow)])
+def test_published_settings_are_trained_with_their_samples(peers, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings, ours = peers["settings"], peers["flbench"]
+    setting = settings.PUBLISHED[name].scaled(0.02 / settings.PUBLISHED[name].rounds)
+    setting = replace(setting, epochs=1, samples=min(setting.samples, 2 * setting.batch))
+    task, is_random = ours.samples(setting, 0.0, tmp_path, tmp_path)
+    job = settings.Job(setting, "default", task, 1, 0, 1, 1, tmp_path / "result.json")
+    printed = CliRunner().invoke(app.app, ours.arguments(job, tmp_path), prog_name="flbench")
+    assert printed.exit_code == 0, printed.output
+    ours.report(job, printed.stdout, tmp_path)
+
+    with np.load(task) as arrays:
+        labels, owners = arrays["train_labels"], arrays["train_groups"]
+        assert arrays["train_images"].shape[1:] == settings.SHAPES[setting.data][1]
+    sizes = np.bincount(owners)
+    classes = [len(np.unique(labels[owners == client])) for client in range(setting.clients)]
+    assert is_random
+    assert len(sizes) == setting.clients
+    assert len(set(sizes)) == 1 or name == "f"
+    assert max(classes) <= 6 or not setting.shards
+    steps = -(-sizes // setting.batch)
+    measured = json.loads(job.result.read_text())["steps"]
+    assert setting.cohort * min(steps) <= measured <= setting.cohort * max(steps)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "steps"), [("d", 3750), ("e", 250), ("e18", 250), ("f", 1560)])
+def test_a_hundredth_of_published_settings_ends_on_a_cpu(peers, name, steps, tmp_path):
+    folder = ["--data-root", str(tmp_path)]
+    found = peers["flbench"].published([name, "--device", "cpu", "--scale", "0.01", *folder])
+    assert found["steps"] == pytest.approx(steps, rel=0.1)
+    assert found["process_seconds"] > found["seconds"] > 0
+
+
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_net_of_the_scripts_is_that_of_flbench(peers, shape):
     x = torch.randn(4, *shape)

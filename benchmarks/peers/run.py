@@ -45,6 +45,8 @@ for name in sys.argv[1:]:
     except metadata.PackageNotFoundError: pass
 """
 PARTITION_SEED = 0
+Samples = tuple[np.ndarray, np.ndarray]
+"""Images in the layout of NPZ files, and labels."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,40 +153,44 @@ def export(setting: Setting, root: Path, folder: Path) -> Path:
     if path.exists():
         return path
     data = sources.load(DataConfig(name=setting.data, root=root))
-    train, test = data.x[: data.train], data.x[data.train :]
-    rows = np.concatenate(partition(data.train, setting))
-    folder.mkdir(parents=True, exist_ok=True)
+    x, y = _channels_last(data.x), np.asarray(data.y)
+    return write(
+        setting, (x[: data.train], y[: data.train]), (x[data.train :], y[data.train :]), path
+    )
+
+
+def write(setting: Setting, train: Samples, test: Samples, path: Path) -> Path:
+    """Deal training samples to clients, write an NPZ file, and return its path.
+
+    Raises:
+        DataError: There are too few training samples.
+    """
+    (x, y), sizes, draw = train, setting.sizes(), np.random.default_rng(PARTITION_SEED)
+    if len(y) < sizes.sum():
+        raise DataError(
+            f"setting {setting.name} needs {sizes.sum()} training samples, but {setting.data} has"
+            f" {len(y)}."
+        )
+    rows = draw.permutation(len(y))[: sizes.sum()]
+    if setting.shards:
+        rows = rows[y[rows].argsort(kind="stable")].reshape(setting.clients * setting.shards, -1)
+        rows = draw.permutation(rows).ravel()
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part.npz")
     np.savez(
         part,
-        train_images=_channels_last(train[rows]),
-        train_labels=data.y[: data.train][rows],
-        train_groups=np.repeat(np.arange(setting.clients), setting.samples),
-        test_images=_channels_last(test),
-        test_labels=data.y[data.train :],
+        train_images=x[rows],
+        train_labels=y[rows],
+        train_groups=np.repeat(np.arange(setting.clients), sizes),
+        test_images=test[0],
+        test_labels=test[1],
     )
     return part.rename(path)
 
 
-def partition(samples: int, setting: Setting) -> list[np.ndarray]:
-    """Return the rows of the training samples of each client, drawn at random.
-
-    Raises:
-        DataError: The data set has too few samples.
-    """
-    wanted = setting.clients * setting.samples
-    if samples < wanted:
-        raise DataError(
-            f"setting {setting.name} needs {wanted} training samples, but {setting.data} has"
-            f" {samples}."
-        )
-    rows = np.random.default_rng(PARTITION_SEED).permutation(samples)[:wanted]
-    return np.split(rows, setting.clients)
-
-
 def _channels_last(x: np.ndarray) -> np.ndarray:
     """Return images [n, channels, height, width] in the layout of NPZ files."""
-    return x[:, 0] if x.shape[1] == 1 else np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+    return x[:, 0] if x.shape[1] == 1 else x.transpose(0, 2, 3, 1)
 
 
 def _measure(

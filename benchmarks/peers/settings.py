@@ -1,25 +1,23 @@
-"""The three settings in which platforms are compared, and the job file that a script reads."""
+"""The settings that are measured, and the job file that a script reads."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 
 @dataclass(frozen=True)
 class Setting:
     """One federation, trained with FedAvg and plain SGD.
 
-    All clients have the same number of samples, drawn at random. The number of steps does not
-    depend on which clients a platform draws, the accuracy hardly does, and weights by samples
-    equal uniform weights.
-
     Attributes:
         name: Letter of the setting.
         title: What is trained, in words.
         data: Data set, by the name that flbench knows.
-        net: `lenet5` or `logistic`.
+        net: `lenet5` without normalization, `logistic`, or another net for flbench alone.
         clients: Number N of clients.
-        samples: Training samples of each client.
+        samples: Training samples of each client, or their mean; see `spread`.
         cohort: Number K of clients in a round, drawn without replacement.
         epochs: Local epochs.
         batch: Batch size; the last batch of an epoch is smaller.
@@ -27,6 +25,11 @@ class Setting:
         rounds: Rounds at scale 1.
         tolerance: Largest difference between the mean accuracy of a platform and that of the bare
             loop, in [0, 1].
+        every: Rounds between two evaluations of the global model (default: one in the end).
+        shards: Pieces of the samples in the order of the classes that a client has; 0 for samples
+            drawn at random.
+        spread: Standard deviation of the clients' numbers of samples over their mean.
+        keys: Further keys of flbench.
     """
 
     name: str
@@ -40,11 +43,27 @@ class Setting:
     batch: int
     lr: float
     rounds: int
-    tolerance: float
+    tolerance: float = 1.0
+    every: int | None = None
+    shards: int = 0
+    spread: float = 0.0
+    keys: tuple[str, ...] = ()
 
     def steps(self, rounds: int) -> int:
-        """Return the optimizer steps of a number of rounds."""
+        """Return the optimizer steps of a number of rounds, for clients of equal sizes."""
         return rounds * self.cohort * self.epochs * -(-self.samples // self.batch)
+
+    def sizes(self) -> np.ndarray:
+        """Return the number of training samples of each client."""
+        drawn = np.random.default_rng(0).normal(1, self.spread, self.clients)
+        return (self.samples * drawn.clip(0.1, 2)).round().astype(int)
+
+    def scaled(self, factor: float) -> "Setting":
+        """Return the setting with fewer rounds; if one is too many, it has fewer clients too."""
+        share = min(1.0, factor * self.rounds)
+        clients, cohort = (max(1, round(n * share)) for n in (self.clients, self.cohort))
+        rounds = max(1, round(factor * self.rounds))
+        return replace(self, clients=clients, cohort=min(cohort, clients), rounds=rounds)
 
 
 TITLES = {
@@ -57,6 +76,45 @@ SETTINGS = {
     "b": Setting("b", TITLES["b"], "mnist", "logistic", 1000, 60, 10, 1, 10, 0.03, 100, 0.02),
     "c": Setting("c", TITLES["c"], "cifar100", "lenet5", 100, 250, 100, 5, 50, 0.1, 5, 0.02),
 }
+"""Settings of several platforms. All clients have the same number of samples, drawn at random: the
+number of steps does not depend on which clients a platform draws, the accuracy hardly does, and
+weights by samples equal uniform weights."""
+
+SIMPLE_CNN = f"{Path(__file__).with_name('nets.py')}:simple_cnn"
+BLAZEFL = Setting(
+    *("e", "BlazeFL: its CNN on CIFAR-10, all 100 clients, 5 local epochs", "cifar10", "lenet5"),
+    *(100, 500, 100, 5, 50, 0.1, 5),
+    every=1,
+    shards=2,
+)
+PUBLISHED = {
+    "d": Setting(
+        *("d", "pfl-research: its CNN on CIFAR-10, 50 of 1,000 clients a round", "cifar10"),
+        *(SIMPLE_CNN, 1000, 50, 50, 1, 10, 0.1, 1500),
+        every=10,
+        keys=("model.args.glorot=true",),
+    ),
+    "e": BLAZEFL,
+    "e18": replace(
+        BLAZEFL,
+        name="e18",
+        title=BLAZEFL.title.replace("its CNN", "ResNet-18"),
+        net="torchvision.models:resnet18",
+    ),
+    "f": Setting(
+        *("f", "FLUTE: its CNN on Federated EMNIST, 10 of 3,400 clients a round", "femnist"),
+        *(SIMPLE_CNN, 3400, 198, 10, 1, 20, 0.1, 1500),
+        every=50,
+        spread=0.4,
+    ),
+}
+"""Settings that other platforms have published, which flbench trains alone.
+
+BlazeFL's CNN is LeNet-5 without normalization. FLUTE's README states 1,500 rounds, its
+configuration 800. Its clients are writers of different numbers of images.
+"""
+SHAPES = {"cifar10": (10_000, (32, 32, 3), 10), "femnist": (77_483, (28, 28), 62)}
+"""Test samples, shape of an image and classes of the data sets of published settings."""
 
 
 @dataclass(frozen=True)
