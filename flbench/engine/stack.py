@@ -23,7 +23,7 @@ from flbench.core.user_code_errors import user_line
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
 from flbench.engine.environment import Environment
-from flbench.engine.stacked_layers import cast_convolutions, exclude_padding
+from flbench.engine.stacked_layers import exclude_padding, replace_convolutions
 from flbench.engine.stacked_tree import StackedTree
 from flbench.models import freezing
 
@@ -36,6 +36,8 @@ UNSUPPORTED = ("vmap:", "Batching rule not implemented")
 class StackEnvironment(Environment):
     """See `Environment`; layers of BatchNorm read which rows are samples.
 
+    On a GPU some convolutions are products with patches, see `stacked_layers.has_small_patches`.
+
     Attributes:
         padding: The mask of padded rows that BatchNorm layers read.
     """
@@ -43,8 +45,8 @@ class StackEnvironment(Environment):
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
         super().__init__(net, federation, config)
         self.padding = exclude_padding(self.net)
-        if self.autocast is not None:
-            cast_convolutions(self.net)
+        casts, on_gpu = self.autocast is not None, self.device.type == "cuda"
+        replace_convolutions(self.net, casts=casts, patches=on_gpu)
 
 
 class Stack:

@@ -17,10 +17,15 @@ from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Samples
 from flbench.engine import stacked_training
 from flbench.engine.base import RoundSettings
-from flbench.engine.stacked_layers import exclude_padding
+from flbench.engine.stacked_layers import (
+    exclude_padding,
+    has_small_patches,
+    replace_convolutions,
+)
 from flbench.engine.stacked_tree import StackedTree
 from flbench.experiment import assembly
 from flbench.losses import CrossEntropy, Proximal
+from flbench.models import MODELS
 from flbench.models.base import net_leaves
 from flbench.testing import after
 from tests.support import SMALL, build, config_of
@@ -28,6 +33,10 @@ from tests.support import SMALL, build, config_of
 TINY = 1e-9
 # A bias before BatchNorm has no gradient but rounding noise, which Adam blows up.
 ADAM = 1e-7
+FEW = (
+    *("partition.scheme=iid", "partition.clients=2", "partition.min_samples=1"),
+    *("partition.samples=null", "train.batch_size=4"),
+)
 CLIENTS = (3, 0, 4, 1)  # of different size, in no order
 
 
@@ -475,6 +484,71 @@ def test_bf16_convolutions_with_a_bias_are_those_of_the_sequential_engine():
 
     assert_close(one, many, 2e-4)
     assert not all(torch.equal(value, plain[name]) for name, value in many.items())
+
+
+KINDS = {"cnn1d": "series", "gru": "tokens", "transformer": "tokens"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("net", sorted(MODELS.load()))
+def test_each_net_trains_in_bf16_on_both_engines(net):
+    kind = KINDS.get(net, "images")
+    source = f"data.source=tests.net_methods:{'colour' if kind == 'images' else kind}"
+    keys = (*FEW, source, f"data.kind={kind}", f"model.name={net}", "train.optimizer.lr=0.01")
+    one, many = (
+        after(build(*keys, "engine.precision=bf16-mixed", f"engine.name={name}"), 1).server
+        for name in ("sequential", "vectorized")
+    )
+
+    for name, value in one.items():
+        assert value.dtype == many[name].dtype != torch.bfloat16, name
+        assert value.isfinite().all(), name
+        scale = max(1.0, float(value.double().abs().max()))
+        assert float((value.double() - many[name].double()).abs().max()) <= 0.05 * scale, name
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (5, {}),
+        (3, {"stride": 2, "padding": 1, "bias": False}),
+        ((3, 2), {"stride": (1, 2), "padding": (2, 0), "dilation": (2, 1)}),
+        (3, {"padding": "same", "dilation": 2}),
+        (1, {"stride": 2}),
+        (3, {"padding": 2, "padding_mode": "circular"}),
+    ],
+)
+def test_a_convolution_by_patches_is_that_of_pytorch_with_its_gradients(size, options):
+    """For each client of a stack, whose weights differ."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, size, **options).double()
+    weights = {n: torch.randn(5, *w.shape).double() for n, w in layer.named_parameters()}
+    x = torch.randn(5, 2, 3, 9, 8).double()
+
+    def found(weights, x):
+        out = torch.func.functional_call(layer, weights, (x,))
+        return out.sin().sum(), out
+
+    def all_clients():
+        return torch.vmap(torch.func.grad(found, argnums=(0, 1), has_aux=True))(weights, x)
+
+    expected = all_clients()
+    assert has_small_patches(layer)
+    replace_convolutions(layer, casts=False, patches=True)
+    (of_weights, of_x), out = all_clients()
+
+    assert out.is_contiguous()  # the code of a net may call `view`
+    assert_close({"out": out, "x": of_x, **of_weights}, flat(expected), 1e-12)
+
+
+def flat(found):
+    (of_weights, of_x), out = found
+    return {"out": out, "x": of_x, **of_weights}
+
+
+def test_convolutions_with_groups_or_large_patches_stay():
+    for layer in (nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(64, 8, 3), nn.ConvTranspose2d(2, 2, 3)):
+        assert not has_small_patches(layer)
 
 
 def dropped(context):
