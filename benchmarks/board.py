@@ -112,7 +112,7 @@ class Setting:
         report = fl.report(archive, force=self.is_new)  # which versions is said on the page
         self.board = report.leaderboard.set_index("method")
         self.long = report.long
-        comparison = report._analysis.comparison
+        comparison = report.comparison
         [self.overlap], [self.kind] = comparison.overlaps.values(), comparison.kinds.values()
         [self.population] = {comparison.sampling_at(one).population for one in comparison.places}
         self.scores = report.scores.set_index(["metric", "method"])

@@ -14,6 +14,7 @@ partition and the version of the code.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +33,7 @@ from flbench.metrics import names as metric_names
 from flbench.metrics.names import RARE
 from flbench.results.differences import (
     DATA,
+    HASHES,
     Differences,
     differences,
     provenance,
@@ -145,6 +147,26 @@ class Arrangement:
     work: str | None = None
     equal: tuple[str, ...] = ()
 
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """A row for each run, in the order of `entries`.
+
+        `place`, `method`, `repetition`, `seed`, `path`, `algorithm` (the method's own name), the
+        rounds `best` and `last`, the costs `bytes` and `seconds`, and HASHES.
+        """
+        return pd.DataFrame(
+            {
+                **{name: getattr(one, name) for name in ("place", "method", "repetition")},
+                "seed": one.run.config.seed,
+                "path": one.folder,
+                "algorithm": one.run.config.algorithm.name,
+                **{moment: one.run.summary[moment]["round"] for moment in ("best", "last")},
+                **{name: one.score(name) for name in PRICES},
+                **{name: one.run.summary.get(name) for name in HASHES},
+            }
+            for one in self.entries
+        )
+
     @property
     def columns(self) -> tuple[str, ...]:
         """Metrics, `bytes` and `seconds` that leaderboards show, each once; `metric` is the first.
@@ -242,10 +264,13 @@ def arrange(
     finished = [run for run in finished if isfinite(run.scores.get(metric, 0.0))]
     if not finished:
         raise UserError(f"`{metric}` of {undefined[0].path} is no number. Choose another metric.")
-    warnings = [f"left out: {run.path}: its test {metric} is no number." for run in undefined]
-    if unfinished := [str(run.path) for run in runs if not run.finished]:
+    named = {run.path: (shown or {}).get(run.path, str(run.path)) for run in runs}
+    warnings = [
+        f"left out: {named[run.path]}: its test {metric} is no number." for run in undefined
+    ]
+    if unfinished := [named[run.path] for run in runs if not run.finished]:
         warnings.append(f"not finished, and left out: {', '.join(unfinished)}.")
-    apart = differences(finished, labels, shown)
+    apart = differences(finished, labels, named)
     places = apart.labels
     warnings += apart.notes
     if (reason := apart.reason) is not None:
@@ -257,7 +282,7 @@ def arrange(
         warnings.append(f"These runs are not comparable: {reason}.")
         if apart.strangers is not None:  # one place for all
             places = [" and ".join(dict.fromkeys(apart.settings[DATA]))] * len(finished)
-    entries, more = _entries(apart, places, shown or {})
+    entries, more = _entries(apart, places)
     _check_metrics(finished, metric, chosen)
     equal: Sequence[str] = ()
     if at is not None:
@@ -363,9 +388,7 @@ def _about_unknown(entries: Sequence[Entry], read: Sequence[StoredRun]) -> list[
     ]
 
 
-def _entries(
-    apart: Differences, places: Sequence[str], folders: Mapping[Path, str]
-) -> tuple[list[Entry], list[str]]:
+def _entries(apart: Differences, places: Sequence[str]) -> tuple[list[Entry], list[str]]:
     """Return the entries in their order, and sentences about runs that are there twice."""
     seeds: dict[str, set[tuple[int, int]]] = {}
     for run, place in zip(apart.runs, places, strict=True):
@@ -374,11 +397,11 @@ def _entries(
     twice = []
     for run, method, place in zip(apart.runs, apart.methods, places, strict=True):
         number = 1 + sorted(seeds[place]).index(seeds_of(run))
-        entry = Entry(method, place, number, run, folders.get(run.path, str(run.path)))
+        entry = Entry(method, place, number, run, apart.names[run.path])
         first = found.setdefault((place, method, number), entry)
         if first is not entry:
             twice.append(
-                f"{run.path} has the method and the seeds of {first.run.path}, and is left out."
+                f"{entry.folder} has the method and the seeds of {first.folder}, and is left out."
             )
     order, names = [*seeds], [*dict.fromkeys(apart.methods)]
     entries = sorted(

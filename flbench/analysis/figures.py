@@ -129,10 +129,11 @@ def leaders(analysis: Analysis, place: str, inches: float) -> Picture:
     rows = at_place(analysis.leaderboard, place)
     figure = _figure(inches, 1.1 + _rows(len(rows), inches))
     axes = figure.add_subplot()
+    known = at_place(analysis.values, place)
+    known = known[known["metric"] == analysis.comparison.metric]
     columns = rows[["method", "mean", "low", "high"]].itertuples(index=False, name=None)
     for k, (method, mean, *ends) in enumerate(columns):
-        entries = analysis.comparison.at(place, method)
-        values = [one.score(analysis.comparison.metric) for one in entries]
+        values = known.loc[known["method"] == method, "value"]
         style = _style(analysis, method)
         axes.plot(values, [k] * len(values), ".", color=style["color"], ms=5, zorder=3)
         axes.plot(ends, [k, k], color=style["color"], lw=2, zorder=2)
@@ -338,8 +339,7 @@ def pareto(costs: Sequence[float], values: Sequence[float]) -> list[int]:
 def partition(analysis: Analysis, place: str, inches: float) -> Picture | None:
     """Draw the training samples by client and class of the first repetition; None if unknown."""
     entry = analysis.comparison.at(place)[0]
-    counts = analysis.train_counts.get((place, entry.repetition))
-    if counts is None:
+    if (counts := entry.run.client_counts) is None:
         return None
     classes = at_place(analysis.classes, place).drop_duplicates("class").sort_values("class")
     names, clients = [str(name) for name in classes["name"]], _client_names(analysis, place)

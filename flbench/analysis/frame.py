@@ -1,6 +1,7 @@
 """The runs of a comparison as one table in long form, from which its other tables are made."""
 
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 import pandas as pd
 
@@ -36,22 +37,10 @@ def long_of(comparison: Arrangement) -> pd.DataFrame:
         }
     )
     spent = spent.fillna(0.0).groupby("run").cumsum().reset_index()
-    runs = pd.DataFrame(
-        [
-            {
-                "run": k,
-                "place": one.place,
-                "method": one.method,
-                "repetition": one.repetition,
-                "seed": one.run.config.seed,
-                "path": one.folder,
-                **{moment: one.run.summary[moment]["round"] for moment in ("best", "last")},
-                "each": one.seconds / max(1, ended_after(one.run.summary)),
-                "has_rare": one.run.has_rare_classes,
-            }
-            for k, one in enumerate(comparison.entries)
-        ]
-    )
+    entries, about = comparison.entries, [*RUN, "seed", "path", "best", "last"]
+    runs = comparison.runs[about].rename_axis("run").reset_index()
+    runs["each"] = [one.seconds / max(1, ended_after(one.run.summary)) for one in entries]
+    runs["has_rare"] = [one.run.has_rare_classes for one in entries]
     found = rows[~rows["split"].isin((*TRAINING, "server"))]
     found = found.drop_duplicates(["run", "round", "split", "deployment", "metric"], keep="last")
     found = found.merge(runs, on="run")
@@ -71,14 +60,20 @@ def long_of(comparison: Arrangement) -> pd.DataFrame:
     return found
 
 
-def csv_of(long: pd.DataFrame) -> str:
-    """Return the rows of `long_of` as the text of a CSV file; see `core.text.cell`."""
-    texts = long.select_dtypes(exclude=["number", "bool"])
-    written = {
-        str(name): texts[name].map({text: cell(text) for text in texts[name].unique()})
-        for name in texts
-    }
-    return long.assign(**written).to_csv(index=False, lineterminator="\n")
+def csv_of(table: pd.DataFrame) -> str:
+    """Return a table as the text of a CSV file; see `core.text.cell`.
+
+    NaN is an empty cell, and tuples are joined by semicolons.
+    """
+    known = cache(cell)  # few texts stand in many rows
+
+    def written(value: Any) -> Any:
+        value = "; ".join(value) if isinstance(value, tuple) else value
+        return known(value) if isinstance(value, str) else value
+
+    texts = table.select_dtypes(exclude=["number", "bool"])
+    table = table.assign(**{str(name): texts[name].map(written) for name in texts})
+    return table.to_csv(index=False, lineterminator="\n")
 
 
 def values_of(comparison: Arrangement, long: pd.DataFrame, moment: str = "best") -> pd.DataFrame:
@@ -96,14 +91,7 @@ def values_of(comparison: Arrangement, long: pd.DataFrame, moment: str = "best")
     own = rows[(rows["split"] == "test") & (rows["deployment"] == PERSONAL)]
     common = rows[(rows["split"] == "common") & (rows["metric"] == "accuracy")]
     common = common[common["deployment"].str.removesuffix("@local").isin(ON_COMMON)]
-    prices = pd.DataFrame(
-        [
-            (one.place, one.method, one.repetition, name, one.score(name))
-            for one in comparison.entries
-            for name in PRICES
-        ],
-        columns=[*RUN, "metric", "value"],
-    )
+    prices = comparison.runs.melt([*RUN], [*PRICES], "metric")
     parts = [own, common.assign(metric=common["deployment"]), prices]
     found = pd.concat([part[list(prices.columns)] for part in parts], ignore_index=True)
     return in_order(found, comparison)

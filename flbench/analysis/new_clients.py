@@ -5,7 +5,7 @@ from typing import Final
 import pandas as pd
 
 from flbench.analysis.arrangement import Arrangement
-from flbench.analysis.frame import RUN
+from flbench.analysis.frame import RUN, in_order
 from flbench.analysis.statistics import over_repetitions
 
 MEANS: Final = ("seen", "gap", "worst10", "received_bytes", "steps")
@@ -44,8 +44,5 @@ def new_clients_of(comparison: Arrangement, long: pd.DataFrame) -> pd.DataFrame:
     by = ["place", "method", "epochs"]
     found = over_repetitions(wide, by, "value", comparison.overlaps, (0.0, 1.0)).set_index(by)
     found = found.join(wide.groupby(by)[list(MEANS)].mean()).reset_index()
-    orders = {"place": comparison.places, "method": comparison.methods}
-    for name, order in orders.items():
-        found[name] = pd.Categorical(found[name], order)
-    found = found[found["n"] > 0].sort_values(by).astype(dict.fromkeys(orders, "str"))
-    return found[list(NEW_CLIENTS)].reset_index(drop=True)
+    found = found[found["n"] > 0].sort_values("epochs", kind="stable")
+    return in_order(found, comparison)[list(NEW_CLIENTS)]

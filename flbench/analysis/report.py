@@ -3,30 +3,25 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from flbench import __version__
-from flbench.analysis import page, shown
+from flbench.analysis import frame, page, shown
 from flbench.analysis.statistics import Across
-from flbench.analysis.tables import Analysis
+from flbench.analysis.tables import TABLES, Analysis
 from flbench.core import files
-from flbench.core.text import csv_text, one_line
+from flbench.core.text import one_line
 from flbench.reports import render
 from flbench.reports.shown import Chapter, Page
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FRAMES: Final = (
-    *("leaderboard", "scores", "pairs", "targets", "classes"),
-    *("clients", "client_scores", "client_spread", "new_clients", "curves"),
-)
-"""Names of the tables of an Analysis that are DataFrames, and of their CSV files."""
+FRAMES: Final = tuple(name for name in TABLES if name not in ("long", "values"))
+"""Names of the tables of the report, and of their CSV files."""
 FACTS: Final = ("methods", "places", "repetitions", "vary", "metric", "baseline")
+RUNS: Final = ("place", "method", "repetition", "path", "config_hash", "weights_digest")
 FOLDERS: Final = ("tables", "pictures")
 NOT_IN_LATEX: Final = ("classes", "clients")
 """Tables with a row for each class or client and a column for each method: a page has no room."""
@@ -82,8 +77,8 @@ def write(folder: Path, analysis: Analysis | None, extra: Extra | None = None) -
     if analysis is not None:
         texts |= {f"tables/{name}.csv": csv_of(analysis, name) for name in written(analysis)}
         texts |= {f"tables/{name}.tex": source for name, source in latex_of(analysis).items()}
-    for name, frame in extra.frames.items() if extra else ():
-        texts[f"tables/{name}.csv"] = _csv(frame)
+    for name, table in extra.frames.items() if extra else ():
+        texts[f"tables/{name}.csv"] = frame.csv_of(table)
     for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name, content in texts.items():
@@ -141,28 +136,14 @@ def csv_of(analysis: Analysis, name: str) -> str:
     table: pd.DataFrame = getattr(analysis, name)
     if analysis.comparison.apart is not None:
         table = table.assign(warning=f"not comparable: {analysis.comparison.apart}")
-    return _csv(table)
-
-
-def _csv(table: "pd.DataFrame") -> str:
-    rows = [[_cell(value) for value in row] for row in table.itertuples(index=False, name=None)]
-    return csv_text(tuple(table.columns), rows)
-
-
-def _cell(value: Any) -> Any:
-    """Return a value as a cell of CSV."""
-    if isinstance(value, tuple):
-        return "; ".join(value)
-    if isinstance(value, bool | np.bool_):
-        return int(value)
-    return None if isinstance(value, float) and np.isnan(value) else value
+    return frame.csv_of(table.astype(dict.fromkeys(table.select_dtypes("bool"), int)))
 
 
 def json_of(analysis: Analysis | None, extra: Extra | None = None) -> str:
     """Return the report as JSON; see `tree_of`."""
     tree = {} if analysis is None else tree_of(analysis)
     if extra is not None:
-        tree = {"flbench": __version__, **tree, **finite(extra.tree)}
+        tree = {"flbench": __version__, **tree, **render.finite(extra.tree)}
         tree["answer"] = [*dict.fromkeys([*extra.answer, *tree.get("answer", ())])]
         tree["warnings"] = [*extra.warnings, *tree.get("warnings", ())]
     return json.dumps(tree, indent=1) + "\n"
@@ -191,18 +172,9 @@ def tree_of(analysis: Analysis) -> dict[str, Any]:
         "warnings": comparison.warnings,
         **{name: shown.records(getattr(analysis, name)) for name in FRAMES},
         "across": None if analysis.across is None else _across_tree(analysis, analysis.across),
-        "runs": [
-            {
-                "place": entry.place,
-                "method": entry.method,
-                "repetition": entry.repetition,
-                "path": entry.folder,
-                **{key: entry.run.summary[key] for key in ("config_hash", "weights_digest")},
-            }
-            for entry in comparison.entries
-        ],
+        "runs": shown.records(comparison.runs[[*RUNS]]),
     }
-    found: dict[str, Any] = finite(tree)
+    found: dict[str, Any] = render.finite(tree)
     return found
 
 
@@ -218,14 +190,3 @@ def _across_tree(analysis: Analysis, across: Across) -> dict[str, Any]:
         "places": across.places,
         **(tests if shown.has_rank_claims(analysis) else dict.fromkeys(tests)),
     }
-
-
-def finite(tree: Any) -> Any:
-    """Return a tree as values of JSON: keys are text, NaN and infinity are null."""
-    if isinstance(tree, Mapping):
-        return {str(key): finite(value) for key, value in tree.items()}
-    if isinstance(tree, Sequence) and not isinstance(tree, str):
-        return [finite(value) for value in tree]
-    if isinstance(tree, np.generic):
-        return finite(tree.item())
-    return None if isinstance(tree, float) and not isfinite(tree) else tree

@@ -606,16 +606,9 @@ def runs(analysis: Analysis) -> Shown:
             **{name: Column(name) for name in ("place", "method")},
             **{name: Column(name, str) for name in ("repetition", "seed")},
             **{key: Column(title, "{:.10}".format) for key, title in hashes.items()},
-            "folder": Column("folder"),
+            "path": Column("folder"),
         },
-        [
-            {
-                **vars(one),
-                "seed": one.run.config.seed,
-                **{key: one.run.summary.get(key) for key in hashes},
-            }
-            for one in analysis.comparison.entries
-        ],
+        records(analysis.comparison.runs),
     )
 
 

@@ -5,7 +5,7 @@ best round by validation; without validation parts at the last round.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from math import nan
 from typing import Any, Final
@@ -48,20 +48,17 @@ CLIENTS: Final = (
 )
 
 
-@dataclass(frozen=True)
 class Analysis:
-    """The tables of a comparison, see `fl.Comparison`. NaN stands for what there is not.
+    """The tables of a comparison, see `fl.Comparison`; NaN stands for what there is not.
 
-    Attributes:
+    Each table of TABLES is made when it is first asked for, and is a copy.
+
+    Args:
         comparison: The runs.
-        across: The comparison over places; None for a single place.
-        answer: What the tables say, in sentences.
-        train_counts: Training samples [N, C] by client and class, by place and repetition, as far
-            as the run folders have them.
     """
 
-    comparison: Arrangement
     long: pd.DataFrame
+    values: pd.DataFrame
     leaderboard: pd.DataFrame
     scores: pd.DataFrame
     pairs: pd.DataFrame
@@ -72,52 +69,64 @@ class Analysis:
     new_clients: pd.DataFrame
     curves: pd.DataFrame
     targets: pd.DataFrame
-    across: Across | None
-    answer: tuple[str, ...]
-    train_counts: Mapping[tuple[str, int], NDArray[np.int64]]
+
+    def __init__(self, comparison: Arrangement) -> None:
+        self.comparison = comparison
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        if name not in TABLES:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        made: dict[str, pd.DataFrame] = vars(self).setdefault("_made", {})
+        if name not in made:
+            made[name] = TABLES[name](self)
+        return made[name].copy()
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *TABLES]
+
+    @property
+    def ranking(self) -> pd.DataFrame:
+        """Those of `pairs` in the metric that ranks the methods."""
+        return self.pairs[self.pairs["metric"] == self.comparison.metric]
+
+    @cached_property
+    def across(self) -> Across | None:
+        """The comparison over places; None for a single place."""
+        ranked = self.leaderboard[self.leaderboard["rank"].notna()]
+        means = ranked.pivot(index="place", columns="method", values="mean")
+        places, methods = self.comparison.places, self.comparison.methods
+        wide = means.reindex(index=list(places), columns=list(methods))
+        return statistics.across(wide, self.comparison.kinds)
+
+    @cached_property
+    def answer(self) -> list[str]:
+        """What the tables say: which method is best, how sure that is, and what it costs."""
+        comparison = self.comparison
+        return [
+            *comparison.equal,
+            *answer.sentences(comparison, self.leaderboard, self.ranking, self.across),
+            *progress.unknown_targets(comparison, self.targets),
+        ]
 
 
-def analyse(comparison: Arrangement) -> Analysis:
-    """Return the tables of a comparison.
-
-    Raises:
-        DataError: A file of a run is damaged.
-    """
-    long = long_of(comparison)
-    values = values_of(comparison, long)
-    pairs = _pairs(comparison, values)
-    ranking = pairs[pairs["metric"] == comparison.metric]
-    leaderboard = _leaderboard(comparison, values, values_of(comparison, long, "last"), ranking)
-    means = leaderboard[leaderboard["rank"].notna()].pivot(
-        index="place", columns="method", values="mean"
-    )
-    wide = means.reindex(index=list(comparison.places), columns=list(comparison.methods))
-    across = statistics.across(wide, comparison.kinds)
-    clients = _clients(comparison)
-    curves = progress.curves_of(comparison, long)
-    targets = progress.targets_of(comparison, curves)
-    said = answer.sentences(comparison, leaderboard, ranking, across)
-    return Analysis(
-        comparison=comparison,
-        long=long,
-        leaderboard=leaderboard,
-        scores=scores.scores_of(comparison, values),
-        pairs=pairs,
-        classes=_classes(comparison),
-        clients=clients,
-        client_scores=scores.client_scores_of(comparison, clients),
-        client_spread=scores.client_spread_of(comparison, clients),
-        new_clients=new_clients.new_clients_of(comparison, long),
-        curves=curves,
-        targets=targets,
-        across=across,
-        answer=(*comparison.equal, *said, *progress.unknown_targets(comparison, targets)),
-        train_counts={
-            (entry.place, entry.repetition): counts
-            for entry in comparison.entries
-            if (counts := entry.run.client_counts) is not None
-        },
-    )
+TABLES: Final[Mapping[str, Callable[[Analysis], pd.DataFrame]]] = {
+    "long": lambda one: long_of(one.comparison),
+    "values": lambda one: values_of(one.comparison, one.long),
+    "leaderboard": lambda one: _leaderboard(
+        one.comparison, one.values, values_of(one.comparison, one.long, "last"), one.ranking
+    ),
+    "scores": lambda one: scores.scores_of(one.comparison, one.values),
+    "pairs": lambda one: _pairs(one.comparison, one.values),
+    "classes": lambda one: _classes(one.comparison),
+    "clients": lambda one: _clients(one.comparison),
+    "client_scores": lambda one: scores.client_scores_of(one.comparison, one.clients),
+    "client_spread": lambda one: scores.client_spread_of(one.comparison, one.clients),
+    "new_clients": lambda one: new_clients.new_clients_of(one.comparison, one.long),
+    "curves": lambda one: progress.curves_of(one.comparison, one.long),
+    "targets": lambda one: progress.targets_of(one.comparison, one.curves),
+}
+"""What makes each table. `values` are the test metrics at the best rounds, and what runs cost; see
+`frame.values_of`."""
 
 
 def _pairs(comparison: Arrangement, values: pd.DataFrame) -> pd.DataFrame:
@@ -214,12 +223,10 @@ def _rows(comparison: Arrangement, name: str) -> pd.DataFrame:
 
     They have the number of the run as `run`, the columns of RUN, and the method as `algorithm`.
     """
-    entries = comparison.entries
-    runs = [(*(getattr(e, key) for key in RUN), e.run.config.algorithm.name) for e in entries]
-    tables: list[pd.DataFrame] = [getattr(entry.run, name) for entry in entries]
-    rows = pd.concat(tables, keys=range(len(entries)), names=["run"]).reset_index("run")
+    tables: list[pd.DataFrame] = [getattr(entry.run, name) for entry in comparison.entries]
+    rows = pd.concat(tables, keys=range(len(tables)), names=["run"]).reset_index("run")
     rows = rows[rows["moment"] == "best"].reset_index(drop=True)
-    return rows.join(pd.DataFrame(runs, columns=[*RUN, "algorithm"]), on="run")
+    return rows.join(comparison.runs[[*RUN, "algorithm"]], on="run")
 
 
 def _of_counts(

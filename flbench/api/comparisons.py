@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pandas as pd
 
-from flbench.analysis.tables import Analysis
-from flbench.api.reporting import Comparison, analysed
+from flbench.analysis.arrangement import Arrangement
+from flbench.api.reporting import Comparison, arranged
 from flbench.calls import arguments
 from flbench.comparison.folder import read_cells, read_design
 from flbench.jobs.folder import read_failures
@@ -49,10 +49,11 @@ class PlannedComparison(Comparison):
         self._design, _ = read_design(self.path)
 
     @cached_property
-    def _analysis(self) -> Analysis:  # type: ignore[override]
+    def comparison(self) -> Arrangement:  # type: ignore[override]
+        """The cells that are finished."""
         # Cells can differ in the version of the code, if the comparison was resumed with another
         # one. The report then has a warning everywhere.
-        return analysed([self.path], force=True)[0]
+        return arranged([self.path], force=True)[0]
 
     @property
     def methods(self) -> tuple[str, ...]:

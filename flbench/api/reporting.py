@@ -9,10 +9,10 @@ import pandas as pd
 
 from flbench.analysis import frame
 from flbench.analysis import report as written
-from flbench.analysis.arrangement import arrange
+from flbench.analysis.arrangement import Arrangement, arrange
 from flbench.analysis.page import heading
 from flbench.analysis.shown import TABLES, ranks
-from flbench.analysis.tables import Analysis, analyse
+from flbench.analysis.tables import Analysis
 from flbench.api.plots import named
 from flbench.api.runs import Run
 from flbench.calls import arguments
@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
 RUNS: Final = ("place", "method", "repetition", "seed", "path")
 """Columns of `Comparison.runs`."""
-NAMES: Final = (*written.FRAMES, "long")
-"""Names of the tables of a comparison."""
 
 
-class Comparison:
+class Comparison(Analysis):
     """Methods compared over repetitions; `fl.report` returns one.
 
     All figures are test metrics of the models that are deployed to the clients, at the best round
@@ -43,7 +41,7 @@ class Comparison:
     is the standard deviation between them, and `n` their number.
 
     Args:
-        analysis: The tables.
+        comparison: The runs.
         unpacked: The archives from which the runs come.
 
     Attributes:
@@ -95,50 +93,29 @@ class Comparison:
             `path`.
     """
 
-    def __init__(self, analysis: Analysis, unpacked: Sequence[Unpacked] = ()) -> None:
-        self._analysis = analysis
+    def __init__(self, comparison: Arrangement, unpacked: Sequence[Unpacked] = ()) -> None:
+        super().__init__(comparison)
         self._unpacked = unpacked  # their folders are deleted together with this object
-
-    def __getattr__(self, name: str) -> pd.DataFrame:
-        if name not in NAMES:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        table: pd.DataFrame = getattr(self._analysis, name)
-        return table.copy()
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *NAMES]
-
-    @property
-    def answer(self) -> list[str]:
-        """What the tables say: which method is best, how sure that is, and what it costs."""
-        return list(self._analysis.answer)
 
     @property
     def equal(self) -> list[str]:
         """The first sentences of `answer` at equal work: how much that is, in each place."""
-        return list(self._analysis.comparison.equal)
+        return list(self.comparison.equal)
 
     @property
     def warnings(self) -> list[str]:
         """Sentences about what limits the comparison."""
-        return list(self._analysis.comparison.warnings)
+        return list(self.comparison.warnings)
 
     @property
     def ranks(self) -> "pd.Series[float] | None":
         """Mean rank of each method over places, best first; None for a single place."""
-        across = self._analysis.across
-        return None if across is None else across.ranks.copy()
+        return None if self.across is None else self.across.ranks.copy()
 
     @property
     def runs(self) -> pd.DataFrame:
         """The runs: `place`, `method`, `repetition`, `seed`, `path`."""
-        return pd.DataFrame(
-            [
-                (one.place, one.method, one.repetition, one.run.config.seed, one.folder)
-                for one in self._analysis.comparison.entries
-            ],
-            columns=list(RUNS),
-        )
+        return self.comparison.runs[list(RUNS)]
 
     def plot(self, name: str, place: str | None = None, *, width: float = 9.0) -> "Figure":
         """Draw a picture of the page; a notebook shows it, `figure.savefig(PATH)` writes it.
@@ -158,14 +135,14 @@ class Comparison:
         from flbench.analysis import figures
 
         one = named({**figures.PICTURES, **figures.ACROSS}, name)
-        places = self._analysis.comparison.places
+        places = self.comparison.places
         if name in figures.ACROSS or (place is None and len(places) == 1):
             place = places[0]
         if place not in places:
             given = "name a place" if place is None else f"there is no place {place!r}"
             near = "" if place is None else did_you_mean(place, places)
             raise UserError(f"{given}.{near} The places: {', '.join(map(repr, places))}.")
-        figure = figures.draw(self._analysis, name, place, width)
+        figure = figures.draw(self, name, place, width)
         if figure is None:
             raise UserError(f"there is no picture {name!r}: {one.lacks}")
         return figure
@@ -184,7 +161,7 @@ class Comparison:
         """
         place = arguments.path_of(folder, "folder")
         with as_flbench_errors():
-            written.write(place, self._analysis)
+            written.write(place, self)
         return place
 
     def shown(self) -> list[Shown]:
@@ -192,7 +169,7 @@ class Comparison:
 
         With a baseline there are the differences from it too, and with targets their costs.
         """
-        comparison = self._analysis.comparison
+        comparison = self.comparison
         wanted = {"leaderboard": True, "rare": True, "pairs": comparison.reference is not None}
         wanted["targets"] = bool(comparison.targets)
         return [
@@ -201,20 +178,20 @@ class Comparison:
                 for place in comparison.places
                 for name, is_wanted in wanted.items()
                 if is_wanted
-                for one in TABLES[name](self._analysis, place)
+                for one in TABLES[name](self, place)
             ),
-            *ranks(self._analysis),
+            *ranks(self),
         ]
 
     def tree(self) -> dict[str, Any]:
         """Return the whole report as values of JSON."""
-        return written.tree_of(self._analysis)
+        return written.tree_of(self)
 
     def __repr__(self) -> str:
-        return f"<Comparison: {heading(self._analysis.comparison)}>"
+        return f"<Comparison: {heading(self.comparison)}>"
 
     def _repr_html_(self) -> str:
-        comparison = self._analysis.comparison
+        comparison = self.comparison
         return card(heading(comparison), *self.answer, *self.shown(), self.warnings)
 
 
@@ -233,17 +210,17 @@ def report(
 ) -> Comparison:
     """Carry out a call of `fl.report`."""
     given = {"metric": metric, "baseline": baseline, "targets": target, "at": at}
-    tables, unpacked = analysed(_paths(runs), force=force, **given)
+    found = Comparison(*arranged(_paths(runs), force=force, **given))
     if long is not None:
         with as_flbench_errors():
-            files.write(arguments.path_of(long, "long"), frame.csv_of(tables.long).encode())
-    return Comparison(tables, unpacked)
+            files.write(arguments.path_of(long, "long"), frame.csv_of(found.long).encode())
+    return found
 
 
-def analysed(
+def arranged(
     paths: Sequence[Path], *, metric: Any = None, **options: Any
-) -> tuple[Analysis, Sequence[Unpacked]]:
-    """Return the tables of the runs at or below paths, and the archives from which they come."""
+) -> tuple[Arrangement, Sequence[Unpacked]]:
+    """Return the runs at or below paths, and the archives from which they come."""
     found = collect(paths)
     comparison = arrange(
         found.runs,
@@ -254,7 +231,7 @@ def analysed(
         reference=found.reference,
         **options,
     )
-    return analyse(comparison), found.unpacked
+    return comparison, found.unpacked
 
 
 def pack(runs: Source | Sequence[Source], file: str | PathLike[str]) -> Path:

@@ -35,7 +35,8 @@ def report_of(path: Path) -> StudyReport:
     try:
         comparison = PlannedComparison(path)
         cells = comparison.cells["state"].tolist()
-        return StudyReport(study, comparison._analysis, cells=cells)
+        _ = comparison.comparison  # which raises the error, if there is one
+        return StudyReport(study, comparison, cells=cells)
     except UserError as error:
         return StudyReport(study, None, f"The cells cannot be compared: {error}", cells)
 

@@ -3,10 +3,10 @@
 import json as json_module
 import sys
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 from flbench.core.text import printable
+from flbench.reports.render import finite
 from flbench.reports.terminal import open_console, print_notes
 
 notes = print_notes
@@ -27,7 +27,7 @@ def json(value: object) -> None:
 
     JSON has no number for infinity and NaN; they are printed as null.
     """
-    content = json_module.dumps(_finite(value), indent=1, default=str, allow_nan=False)
+    content = json_module.dumps(finite(value), indent=1, default=str, allow_nan=False)
     sys.stdout.write(content.replace("\x7f", "\\u007f") + "\n")  # the others are escapes already
 
 
@@ -37,12 +37,3 @@ def plan(tree: Mapping[str, Any], sentences: Sequence[str], *, as_json: bool) ->
         json(tree)
     for sentence in () if as_json else sentences:
         line(sentence)
-
-
-def _finite(value: Any) -> Any:
-    """Return a value of JSON in which numbers that are not finite are None."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from textwrap import wrap
 from typing import Any, Final
 
@@ -159,6 +160,17 @@ def latex(table: Shown, warning: str = "") -> str:
         return f"{{\\footnotesize\\setlength{{\\tabcolsep}}{{3pt}}\n{source}}}\n"
     source = source.replace("\\begin{tabular}", f"{FIT}\\begin{{tabular}}")
     return source.replace("\\end{tabular}", "\\end{tabular}}")
+
+
+def finite(tree: Any) -> Any:
+    """Return a tree as values of JSON: keys are text, NaN and infinity are null."""
+    if isinstance(tree, Mapping):
+        return {str(key): finite(value) for key, value in tree.items()}
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return [finite(value) for value in tree]
+    if hasattr(tree, "item"):  # a number of numpy
+        return finite(tree.item())
+    return None if isinstance(tree, float) and not isfinite(tree) else tree
 
 
 def _in_cell(text: object) -> str:

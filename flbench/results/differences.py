@@ -83,6 +83,7 @@ class Differences:
 
     Attributes:
         runs: The runs.
+        names: Name for users by run folder.
         configurations: Values as text, runs x dotted keys; NaN for keys that a run lacks.
         methods: Label of the method of each run.
         settings: Values of the settings as text, runs x names: `data`, which is the name of the
@@ -91,10 +92,11 @@ class Differences:
     """
 
     runs: tuple[StoredRun, ...]
+    names: Mapping[Path, str]
     configurations: "pd.DataFrame"
     methods: tuple[str, ...]
     settings: "pd.DataFrame"
-    divided: tuple[str, ...] = ()
+    divided: Sequence[str] = ()
 
     @cached_property
     def setting_of(self) -> list[int]:
@@ -177,14 +179,14 @@ class Differences:
 
     def _apart(self, what: str, pair: tuple[int, int], values: Sequence[str]) -> str:
         """Return a sentence about what two runs differ in, with the values of both."""
-        one, other = (self.runs[k].path for k in pair)
+        one, other = (self.names[self.runs[k].path] for k in pair)
         return f"they differ in {what}: {values[0]} and {values[1]}, in {one} and {other}"
 
 
 def differences(
     runs: Sequence[StoredRun],
     labels: Mapping[Path, str] | None = None,
-    shown: Mapping[Path, str] | None = None,
+    names: Mapping[Path, str] | None = None,
 ) -> Differences:
     """Compare the configurations of runs.
 
@@ -192,10 +194,11 @@ def differences(
         runs: The runs, at least one.
         labels: Label of the method by run folder, for runs whose method is known by another name
             than its keys.
-        shown: Name for users by run folder, for runs of archives.
+        names: Name for users by run folder; None for the folders.
     """
     import pandas as pd
 
+    names = {run.path: str(run.path) for run in runs} if names is None else names
     trees = [leaves(run.config.tree()) for run in runs]
     texts = [{key: text_of(value) for key, value in tree.items()} for tree in trees]
     configurations = pd.DataFrame(texts).drop(columns=SOURCE, errors="ignore")
@@ -214,7 +217,7 @@ def differences(
         if len(known) < 2:
             settings.loc[mine.index, SAMPLES] = MISSING
             continue
-        paths = [(shown or {}).get(runs[k].path, runs[k].path) for k in known.index]
+        paths = [names[runs[k].path] for k in known.index]
         where = [f"{a} in {b}" for a, b in zip(short_hashes(known), paths, strict=True)]
         divided.append(
             f"The samples of {mine[DATA].iloc[0]} differ between runs whose configurations name"
@@ -223,7 +226,7 @@ def differences(
         )
     if not divided:
         settings = settings.drop(columns=SAMPLES)
-    return Differences(tuple(runs), configurations, tuple(methods), settings, tuple(divided))
+    return Differences(tuple(runs), names, configurations, tuple(methods), settings, divided)
 
 
 def _numbers(table: "pd.DataFrame") -> list[int]:

@@ -193,6 +193,9 @@ def test_runs_that_are_there_twice_unfinished_or_no_number_are_left_out(tmp_path
     assert names == {"fedavg-0", "fedavg-1", "fedavg-2", "hfcd-0"}
     for path in (twice, tmp_path / "hfcd-1", tmp_path / "hfcd-2"):
         assert len(about(found, path)) == 1
+    packed = arrange([*by_name.values()], shown={run.path: f"a: {run.path.name}" for run in runs})
+    assert len(packed.warnings) == len(found.warnings)
+    assert not about(packed, tmp_path)  # an archive is unpacked elsewhere
     assert about(found, "hfcd has 1 of 3")
     for lost in ("hfcd-1", "hfcd-2"):
         with pytest.raises(UserError):

@@ -13,7 +13,7 @@ from flbench.algorithms.base import Algorithm
 from flbench.algorithms.shared.gossip import Gossip
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.page import page_of
-from flbench.analysis.tables import analyse
+from flbench.analysis.tables import Analysis
 from flbench.comparison.collect import collect
 from flbench.core.errors import DataError
 from flbench.core.learned import LearnedTable
@@ -151,7 +151,7 @@ def test_page_shows_what_the_run_has_written_and_needs_no_checkpoint(tmp_path):
     def drawn():
         collected = collect([path])
         with pictures_in_pages():
-            page = page_of(analyse(arrange(collected.runs, labels=collected.labels)))
+            page = page_of(Analysis(arrange(collected.runs, labels=collected.labels)))
         pictures = (one for chapter in page.chapters for one in chapter.pictures())
         return [one for one in pictures if one.name.startswith("learned-")]
 

@@ -10,7 +10,7 @@ from flbench.analysis.arrangement import arrange
 from flbench.analysis.page import page_of
 from flbench.analysis.report import json_of, latex_of
 from flbench.analysis.shown import TABLES
-from flbench.analysis.tables import analyse
+from flbench.analysis.tables import Analysis
 from flbench.api.runs import Run
 from flbench.reports import render
 from flbench.reports import run as run_report
@@ -40,7 +40,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def analysis(folders):
-    return analyse(arrange([reading.read(path) for path in folders.values()]))
+    return Analysis(arrange([reading.read(path) for path in folders.values()]))
 
 
 @pytest.mark.slow

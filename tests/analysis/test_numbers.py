@@ -14,7 +14,7 @@ from flbench.analysis import statistics
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.report import json_of, latex_of
 from flbench.analysis.shown import TABLES
-from flbench.analysis.tables import analyse
+from flbench.analysis.tables import Analysis
 from flbench.cli import app
 from flbench.comparison.collect import collect
 from tests.comparison.made import matrix, run_folder
@@ -69,7 +69,7 @@ def test_methods_that_lack_repetitions_have_no_rank(tmp_path):
         for k in (3, 4) if alpha == "1" else ():
             (runs["ditto", k] / "summary.json").unlink()  # it was not finished
 
-    analysis = analyse(arrange(collect([tmp_path]).runs))
+    analysis = Analysis(arrange(collect([tmp_path]).runs))
 
     board = analysis.leaderboard.set_index(["place", "method"])
     assert board.loc["digits, alpha=0.1"]["rank"].to_dict() == {"ditto": 1, "hfcd": 2, "fedavg": 3}
@@ -101,7 +101,7 @@ def test_baseline_is_what_all_others_are_compared_with(runs, plain):
     assert p["p_holm"].tolist() == pytest.approx(multipletests(p["p"], method="holm")[1])
     smaller = p.loc["ditto", "p_holm"] / plain.pairs["p_holm"].min()
     assert smaller == pytest.approx(2 / 3 * p.loc["ditto", "p"] / plain.pairs["p"].min())
-    analysis = analyse(arrange(collect([runs]).runs, baseline="hfcd"))
+    analysis = Analysis(arrange(collect([runs]).runs, baseline="hfcd"))
     source = latex_of(analysis)["leaderboard"]
     assert re.search(r"ditto & .*0\.8\d\d .*\{\*\}", source)
     assert "\\underline" not in source

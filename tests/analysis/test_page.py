@@ -9,7 +9,7 @@ import pytest
 from flbench.analysis import report
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.page import page_of
-from flbench.analysis.tables import analyse
+from flbench.analysis.tables import Analysis
 from flbench.comparison.collect import collect
 from tests.comparison.made import matrix, run_folder
 from tests.support import pictures_in_pages
@@ -51,7 +51,7 @@ class Page(HTMLParser):
 
 def analysis_of(folder, **keywords):
     found = collect([folder])
-    return analyse(arrange(found.runs, labels=found.labels, **keywords))
+    return Analysis(arrange(found.runs, labels=found.labels, **keywords))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_names_are_text_in_pages_and_pictures(tmp_path):
     labels = {run_folder(tmp_path / "a", "fedavg", 0.5, keys=("data.path=<b>x.npz",)): name}
 
     with pictures_in_pages():
-        source = page_of(analyse(arrange(collect([tmp_path]).runs, labels=labels))).html()
+        source = page_of(Analysis(arrange(collect([tmp_path]).runs, labels=labels))).html()
 
     for text, escaped in (("<b>x", "&lt;b&gt;x"), ('<script>"', "&lt;script&gt;")):
         assert text not in source

@@ -8,7 +8,7 @@ import pytest
 
 import flbench as fl
 from flbench.analysis.arrangement import arrange
-from flbench.analysis.tables import analyse
+from flbench.analysis.tables import Analysis
 from flbench.comparison.collect import collect
 from flbench.core.errors import DataError
 from flbench.results import partition_arrays
@@ -82,7 +82,7 @@ def compared(folder, draw, keys=(), **options):
                 samples=samples,
             )
     runs = collect([folder])
-    return analyse(arrange(runs.runs, notes=runs.notes, **options)), found
+    return Analysis(arrange(runs.runs, notes=runs.notes, **options)), found
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_claims_need_seeds_of_their_own(design, tmp_path):
                 partition_hash=digest.format(**values) * 64,
             )
 
-    found = analyse(arrange(collect([tmp_path]).runs))
+    found = Analysis(arrange(collect([tmp_path]).runs))
 
     sampling = found.comparison.sampling_at("digits")
     assert (found.comparison.vary, sampling.population) == (vary, population)
@@ -208,7 +208,7 @@ def test_ranks_count_a_kind_of_partition_once(tmp_path):
         "dirichlet alpha=1 balanced=false",
     }
     assert len(found.tree()["kinds"]) == 4
-    across = analyse(arrange(collect([tmp_path]).runs)).across
+    across = Analysis(arrange(collect([tmp_path]).runs)).across
     assert (across.places, across.blocks) == (4, 2)
 
 
@@ -247,7 +247,7 @@ def test_methods_on_different_partitions_have_one_partition_each(tmp_path):
                     folder, method, value, repetition=k, keys=keys, partition_hash=place * 64
                 )
 
-    found = analyse(arrange(collect([tmp_path]).runs))
+    found = Analysis(arrange(collect([tmp_path]).runs))
 
     assert found.comparison.sampling_at("digits").overlap == 0
     assert found.pairs.empty
@@ -263,7 +263,7 @@ def test_known_partitions_tell_of_the_others(tmp_path):
             counts = arrays["train_counts"]
         np.savez(path, train_counts=counts)
 
-    again = analyse(arrange(collect([tmp_path]).runs))
+    again = Analysis(arrange(collect([tmp_path]).runs))
 
     assert again.comparison.sampling_at("digits").has_fixed_clients
     pd.testing.assert_frame_equal(again.pairs, found.pairs)

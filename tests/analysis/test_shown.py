@@ -14,7 +14,7 @@ import pytest
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.report import FRAMES, NOT_IN_LATEX, csv_of, latex_of
 from flbench.analysis.shown import TABLES
-from flbench.analysis.tables import analyse
+from flbench.analysis.tables import Analysis
 from flbench.comparison.collect import collect
 from flbench.core.text import in_latex
 from flbench.reports import render
@@ -61,7 +61,7 @@ def analysis(tmp_path_factory):
     fixed = {"keys": ("partition.seed=0",), "partition_hash": "a" * 64}
     matrix(folder / "a", ACCURACIES, is_rare=True, names=True, **fixed)
     matrix(folder / "b", ACCURACIES, is_rare=True, keys=("partition.alpha=5",))
-    return analyse(arrange(collect([folder]).runs, targets=[0.5]))
+    return Analysis(arrange(collect([folder]).runs, targets=[0.5]))
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_long_tables_are_over_several_pages():
 
 def test_names_are_text(tmp_path):
     run_folder(tmp_path / "a", "fedavg", 0.5, names=True)
-    found = analyse(arrange(collect([tmp_path]).runs, labels={tmp_path / "a": "50 % of a_b {#1}"}))
+    found = Analysis(arrange(collect([tmp_path]).runs, labels={tmp_path / "a": "50 % of a_b {#1}"}))
 
     source = "".join(latex_of(found).values())
 

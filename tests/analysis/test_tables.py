@@ -17,7 +17,7 @@ from statsmodels.stats.multitest import multipletests
 from flbench.analysis import figures
 from flbench.analysis.arrangement import arrange
 from flbench.analysis.shown import TABLES
-from flbench.analysis.tables import analyse
+from flbench.analysis.tables import Analysis
 from flbench.comparison.collect import collect
 from flbench.results import metrics_file, reading
 from flbench.results.metrics_file import Row
@@ -45,7 +45,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def analysis(folders):
-    return analyse(arrange([reading.read(path) for path in folders.values()]))
+    return Analysis(arrange([reading.read(path) for path in folders.values()]))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def counts(folders):
 
 
 def analysed(folder, **options):
-    return analyse(arrange(collect([folder]).runs, **options))
+    return Analysis(arrange(collect([folder]).runs, **options))
 
 
 def accuracies(seen, method):
@@ -427,8 +427,8 @@ def test_pairs_are_those_of_scipy(analysis, seen, folders, counts):
 def test_each_named_metric_is_tested_as_if_it_were_the_first(analysis, folders):
     runs = [reading.read(path) for path in folders.values()]
 
-    found = analyse(arrange(runs, metric="accuracy,macro_f1,bytes")).pairs
-    alone = analyse(arrange(runs, metric="macro_f1")).pairs
+    found = Analysis(arrange(runs, metric="accuracy,macro_f1,bytes")).pairs
+    alone = Analysis(arrange(runs, metric="macro_f1")).pairs
 
     pd.testing.assert_frame_equal(found, pd.concat([analysis.pairs, alone], ignore_index=True))
 

@@ -13,7 +13,7 @@ import flbench as fl
 from flbench.algorithms import ALGORITHMS, Paper
 from flbench.algorithms.fedavg import FedAvg
 from flbench.analysis.arrangement import arrange
-from flbench.analysis.tables import analyse
+from flbench.analysis.tables import Analysis
 from flbench.cli import app
 from flbench.comparison.ablation import variants
 from flbench.config.resolve import resolve
@@ -209,7 +209,7 @@ def test_holm_is_for_the_pairs_of_each_place_with_the_reference(tmp_path: Path):
                         folder, method, found, repetition=seed, keys=keys, partition_hash=same
                     )
     runs = [reading.read(path) for path in sorted(tmp_path.iterdir())]
-    found = analyse(arrange(runs, reference="fedavg"))
+    found = Analysis(arrange(runs, reference="fedavg"))
     by_place = found.pairs.groupby("place")
     assert {place: [*rows["first"]] for place, rows in by_place} == {
         "digits, alpha=0.1": ["ditto", "fedper", "ft"],

@@ -137,7 +137,7 @@ def test_bad_runs_are_left_out_by_name(cases, good, tmp_path):
 
     left_out = [one for one in found.warnings if one.startswith("left out: ")]
     assert len(left_out) == len(cases)
-    written = render.page(page_of(found._analysis)).replace("\\", "")
+    written = render.page(page_of(found)).replace("\\", "")
     for case in cases:
         [sentence] = [one for one in left_out if str(tmp_path / case) in one]
         assert sentence.isprintable()
@@ -273,7 +273,7 @@ def test_page_of_the_board_shows_a_hostile_name_as_text(hostile, monkeypatch):
 @pytest.mark.slow
 def test_report_shows_hostile_names_as_text(hostile, tmp_path, capsys):
     found = fl.report(hostile)
-    analysis = found._analysis
+    analysis = found
 
     written = render.page(page_of(analysis))
     assert "<img" not in written

@@ -226,7 +226,7 @@ def reported(paths, out, pictures):
         found = fl.report(paths, force=True)
     except UserError:
         return
-    analysis = found._analysis
+    analysis = found
     if pictures:
         found.write(out / "report")
         check_page((out / "report" / "report.html").read_text())

@@ -47,13 +47,13 @@ def test_names_are_no_formulas(form, recwarn):
 
 
 def test_partition_of_a_comparison_has_the_names_of_the_clients():
-    entry = SimpleNamespace(repetition=0, run=SimpleNamespace(summary={"dataset": "d"}))
+    run = SimpleNamespace(summary={"dataset": "d"}, client_counts=np.array([[1, 2], [3, 4]]))
+    entry = SimpleNamespace(repetition=0, run=run)
     clients = pd.DataFrame(
         {"place": "p", "method": "m", "repetition": 0, "client": [1, 0], "name": ["$b", "_a"]}
     )
     analysis = SimpleNamespace(
         comparison=SimpleNamespace(at=lambda place: [entry]),
-        train_counts={("p", 0): np.array([[1, 2], [3, 4]])},
         classes=pd.DataFrame({"place": "p", "class": [0, 1], "name": ["x", "y"]}),
         clients=clients,
     )
