@@ -13,7 +13,6 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,8 +38,7 @@ MISSING: Final = frozenset(
 MAX_WORDS: Final = 1_000  # of one column
 FEW_WORDS: Final = 10  # a column with more words must have, on average, two values for each
 CONTINUOUS: Final = 20  # a label with more values must have, on average, two rows for each
-FEW_IDENTIFIERS: Final = 8  # fewer values are categories
-FEW_ROWS: Final = 10  # consecutive numbers of fewer rows are a coincidence
+FEW: Final = 8  # fewer values are categories, and fewer consecutive numbers a coincidence
 LARGEST: Final = float(np.finfo(np.float32).max)
 RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", re.DOTALL)
 SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -52,13 +50,9 @@ SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
 }
 UNNAMED: Final = re.compile(r"(Unnamed: \d+(_level_\d+)?|nan)?")  # as pandas names such columns
 SPREADSHEET: Final = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)  # how fields are separated
-DECIMAL_COMMA: Final = re.compile(
-    rb'(?:^|[;\t|\n])[ "]*[-+]?(?:\d+,(?:\d\d?|\d{4,})|(?:0|\d{4,}),\d+)[ "]*(?=[;\t|\r\n]|\Z)'
-)
+DECIMAL_COMMA: Final = r"\s*[-+]?(\d+,(\d\d?|\d{4,})|(0|\d{4,}),\d+)\s*"
 """A number with a decimal comma. `1,050` could also have a separator of thousands."""
-THOUSANDS: Final = re.compile(
-    rb'(?:^|[;\t|\n])[ "]*([-+]?\d{1,3}(?:\.\d{3})+)[ "]*(?=[;\t|\r\n]|\Z)'
-)
+THOUSANDS: Final = r"\s*[-+]?\d{1,3}(\.\d{3})+\s*"
 FORMATTED: Final = re.compile(
     r"[-+(]?[$€£]? ?(\d{1,3}([ '.,\u00a0\u202f]\d{3})+|\d+)([.,]\d+)? ?[%$€£]?\)?", re.ASCII
 )
@@ -85,18 +79,13 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     Raises:
         DataError: A table cannot be used; the message names file, row and column.
     """
-    label, drop, group = config.label, config.drop, config.group
-
-    def texts(header: list[str]) -> list[str | None]:
-        return [group, _target([one for one in header if one not in (*drop, group)], label)]
-
     entries = [entry for entry in folder.names if is_table(entry)]
-    frames = {folder.place(entry): _frame(folder, entry, texts) for entry in entries}
+    frames = {folder.place(entry): _frame(folder, entry) for entry in entries}
     for place, frame in frames.items():
         filled = np.flatnonzero(frame.notna().any(axis="columns"))
         frames[place] = frame[: filled[-1] + 1]  # spreadsheets add rows
-    where = str(folder.path)
-    dataset = from_frames(frames, where, config.title, label, drop, group, key="data.drop")
+    where, keys = str(folder.path), (config.label, config.drop, config.group)
+    dataset = from_frames(frames, where, config.title, *keys, key="data.drop")
     notes = (*folder.left_out(entries, f"tables are {', '.join(SUFFIXES)} files"), *dataset.notes)
     if folder.names == [folder.path.name] and folder.path.is_file():
         return replace(dataset, groups=None, group_names=(), notes=notes)
@@ -128,12 +117,15 @@ def from_frames(
     Raises:
         DataError: A table cannot be used; the message names table, row and column.
     """
-    table = _joined(frames, where, label, [column for column in drop if column != group], key)
+    everywhere = dict.fromkeys(column for frame in frames.values() for column in frame.columns)
+    table = _joined(frames, label, [column for column in drop if column != group], key)
     target = _target([column for column in table.columns if column != group], label)
-    for used, column in (("data.label", target), ("data.group", group)):
-        if column is not None and column not in table.columns:
-            hint = did_you_mean(column, table.columns) or f" Columns: {', '.join(table.columns)}."
-            why = f"`{key}` leaves out." if column in drop else f"{where} lacks.{hint}"
+    named = [("data.label", target), ("data.group", group), *((key, column) for column in drop)]
+    for used, column in named:
+        known = everywhere if used == key else dict.fromkeys(table.columns)
+        if column is not None and column not in known:
+            hint = did_you_mean(column, known) or f" Columns: {', '.join(known)}."
+            why = f"`{key}` leaves out." if column in everywhere else f"{where} lacks.{hint}"
             raise DataError(f"`{used}` names the column `{shortened(column, 60)}`, which {why}")
     features = [column for column in table.columns if column not in (target, group)]
     if target is None or target == group or not features:
@@ -142,19 +134,25 @@ def from_frames(
             f" data.group={group}, and their columns are {', '.join(table.columns)}."
         )
     names, y = _classes(table[target], label, where)
-    x = np.empty((len(y), len(features)), dtype=np.float32)
-    words = []
+    x, words, identifiers = np.empty((len(y), len(features)), np.float32), [], list[str]()
     for k, feature in enumerate(features):
-        x[:, k], found = _numbers(table[feature])
+        numbers, found = _numbers(table[feature])
+        if _is_free(numbers, found):
+            raise DataError(
+                f"{where}: the column `{feature}` has {len(found):,} different words, too many for"
+                f' categories. Leave identifiers and free text out by "{key}={[feature]}" (what'
+                " several rows come from, such as a patient, can be data.group), or replace the"
+                f" words by at most {MAX_WORDS:,} categories or by numbers."
+            )
+        if _identifies(feature, numbers, found, [*map(len, frames.values())]):
+            identifiers.append(f"`{feature}`")
+        x[:, k] = numbers
         words.append(found)
-    free = [one for k, one in enumerate(features) if words[k] and _is_free(x[:, k], words[k])]
-    if free:
-        raise DataError(
-            f"{where}: the column `{free[0]}` has {len(words[features.index(free[0])]):,} different"
-            " words, too many for categories. Leave identifiers and free text out by"
-            f' "{key}={free}" (what several rows come from, such as a patient, can be data.group),'
-            f" or replace the words by at most {MAX_WORDS:,} categories or by numbers."
-        )
+    note = (
+        f"data: {', '.join(identifiers)} counts or identifies rows, and the net gets it as a"
+        f" feature. Leave it out by {key}; or, if several rows come from one patient, person or"
+        " device, keep them in one part of a client by data.group."
+    )
     dataset = Dataset(
         name,
         x,
@@ -166,7 +164,7 @@ def from_frames(
         columns=tuple(features),
         words=tuple(words),
         dropped=tuple(drop),
-        notes=_notes(table[features], key),
+        notes=(note,) * bool(identifiers),
     )
     if group is None:
         return dataset
@@ -180,18 +178,10 @@ def features_of(
 ) -> NDArray[np.float32]:
     """Read the features of one table, whose label is not known; see `features_in`.
 
-    Args:
-        folder: The folder that has the table.
-        entry: Name of the table.
-        columns: Names of the columns to read.
-        words: Words of each column; empty for columns of numbers.
-
     Raises:
         DataError: The table cannot be read, it lacks a column, or a value cannot be used.
     """
-    of_words = {column for column, known in zip(columns, words, strict=True) if known}
-    frame = _frame(folder, entry, lambda header: [one for one in header if one in of_words])
-    return features_in(frame, columns, words, folder.place(entry))
+    return features_in(_frame(folder, entry), columns, words, folder.place(entry))
 
 
 def features_in(
@@ -212,6 +202,8 @@ def features_in(
     Raises:
         DataError: The table lacks a column, or a value cannot be used.
     """
+    import pandas as pd
+
     frame = stripped(frame)
     for column in columns:
         if (count := list(frame.columns).count(column)) != 1:
@@ -220,7 +212,7 @@ def features_in(
                 f"{where}: {count or 'no'} columns have the name `{column}`; the model takes"
                 f" {', '.join(columns)}, each once.{hint} Fields of a column may be empty."
             )
-    table = _joined({where: frame[[*columns]]}, where, None, (), "")
+    table = pd.concat({where: frame[[*columns]].reset_index(drop=True)})
     x = np.empty((len(frame), len(columns)), dtype=np.float32)
     for k, (column, known) in enumerate(zip(columns, words, strict=True)):
         if known:
@@ -236,13 +228,8 @@ def features_in(
     return x
 
 
-def _frame(
-    folder: Folder, entry: str, texts: Callable[[list[str]], Sequence[str | None]]
-) -> "pd.DataFrame":
-    """Return a table with its columns as numbers or texts.
-
-    `texts` is a function from the names of the columns to those that are texts, whatever they have.
-    """
+def _frame(folder: Folder, entry: str) -> "pd.DataFrame":
+    """Return a table; fields of CSV files are texts."""
     import pandas as pd
 
     path, where = folder.file(entry), folder.place(entry)
@@ -253,7 +240,7 @@ def _frame(
             rows = pd.read_excel(path, header=None)  # pandas would rename columns of equal names
             frame = rows[1:].set_axis(rows.iloc[0], axis="columns").infer_objects()
         else:
-            frame = _csv(path, texts)
+            frame = _csv(path)
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not in UTF-8 ({error}). Save it as CSV in UTF-8.") from error
     except (ImportError, OSError, ValueError, LookupError, csv.Error, Warning) as error:
@@ -272,56 +259,40 @@ def stripped(frame: "pd.DataFrame") -> "pd.DataFrame":
     return frame.set_axis([str(column).strip() for column in frame.columns], axis="columns")
 
 
-def _csv(path: Path, texts: Callable[[list[str]], Sequence[str | None]]) -> "pd.DataFrame":
+def _csv(path: Path) -> "pd.DataFrame":
     """Return a CSV file; its fields are separated by commas, semicolons, tabs or bars."""
     import pandas as pd
 
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = next((line for line in file if line.strip()), "")
-        named = SPREADSHEET.match(first)
-        separator = named[1] if named else ","
-        if not named and len(next(csv.reader([first]), [])) == 1:
-            separator = next((sign for sign in ";\t|" if sign in first), ",")
-        lines = file if named else chain([first], file)
-        rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
-        header = [name.strip() for name in next((row for row in rows if row), [])]
-    content = path.read_bytes() if separator != "," else b""
-    has_commas = DECIMAL_COMMA.search(content) is not None
-    if has_commas and (found_points := THOUSANDS.search(content)):
-        raise ValueError(
-            f"it has decimal commas, but also {found_points[1].decode()!r}, which may have a"
-            " separator of thousands"
-        )
+    separator = ","
+    if named := SPREADSHEET.match(first):
+        separator = named[1]
+    elif len(next(csv.reader([first]), [])) == 1:
+        separator = next((sign for sign in ";\t|" if sign in first), ",")
     form: dict[str, Any] = {
         "sep": separator,
-        "decimal": "," if has_commas else ".",
+        "dtype": str,
         "encoding": "utf-8-sig",
         "skiprows": 1 if named else 0,
         "skipinitialspace": True,
         "na_values": ["?"],
-        "header": 0,
-        "names": range(len(header)),
         "index_col": False,
-        "low_memory": False,
-        "float_precision": "round_trip",  # as Python's float
     }
-    of_texts = {k: str for k, name in enumerate(header) if name in texts(header)}
+    names = pd.read_csv(path, header=None, nrows=1, **form).iloc[0]
     with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)  # rows wider than the header
-        found: pd.DataFrame = pd.read_csv(path, dtype=of_texts, **form)
-        # What pandas takes for truth values, or for several types, is read again as it is written.
-        again = [k for k, kind in enumerate(found.dtypes) if kind in (bool, object)]
-        if again:
-            found[again] = pd.read_csv(path, usecols=again, dtype=str, **form)
-    if len(header) > 1 and found.iloc[:, -1].isna().any():  # pandas fills rows that are too short
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, delimiter=separator, skipinitialspace=True)
-            next(rows)  # the names of the columns, or `sep=;`
-            short = [rows.line_num for row in rows if 0 < len(row) < len(header)]
-        if short:
-            raise ValueError(f"line {short[0]} has fewer fields than the names of the columns")
-    found.columns = pd.Index(header)
-    return found
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # rows wider than the names
+        frame: pd.DataFrame = pd.read_csv(path, header=0, names=range(len(names)), **form)
+    fields = frame.stack().str if separator != "," else None
+    if fields is not None and fields.fullmatch(DECIMAL_COMMA).any():
+        if (found := fields.fullmatch(THOUSANDS)).any():
+            raise ValueError(
+                f"it has decimal commas, but also {frame.stack()[found].iloc[0]!r}, which may have"
+                " a separator of thousands"
+            )
+        frame = frame.replace(r"^(\s*[-+]?\d+),(\d+\s*)$", r"\1.\2", regex=True)
+    frame.columns = pd.Index(names)
+    return frame
 
 
 def _check_names(header: list[str], where: str) -> None:
@@ -344,21 +315,11 @@ def _check_names(header: list[str], where: str) -> None:
 
 
 def _joined(
-    frames: "Mapping[str, pd.DataFrame]",
-    where: str,
-    label: str | None,
-    drop: Sequence[str],
-    key: str,
+    frames: "Mapping[str, pd.DataFrame]", label: str | None, drop: Sequence[str], key: str
 ) -> "pd.DataFrame":
     """Return the rows of all tables, with the columns of the first that are not left out."""
     import pandas as pd
 
-    everywhere = dict.fromkeys(column for frame in frames.values() for column in frame.columns)
-    if unknown := [column for column in drop if column not in everywhere]:
-        hint = did_you_mean(unknown[0], everywhere) or f" Columns: {', '.join(everywhere)}."
-        raise DataError(
-            f"`{key}` names the column `{shortened(unknown[0], 60)}`, which {where} lacks.{hint}"
-        )
     tables: dict[str, pd.DataFrame] = {}
     header: list[str] = []
     for table, frame in frames.items():
@@ -395,10 +356,9 @@ def _target(columns: Sequence[str], label: str | None) -> str | None:
 
 def _texts(column: "pd.Series[Any]") -> tuple[NDArray[np.int64], list[str]]:
     """Return the position [n] of each row's text, -1 for None, and the texts; "" is missing."""
-    try:
-        codes, found = column.factorize()
-    except (TypeError, NotImplementedError):  # lists, dicts
-        codes, found = column.astype(object).map(str, na_action="ignore").factorize()
+    if column.dtype == object:
+        column = column.map(str, na_action="ignore")
+    codes, found = column.factorize()
     values = found.astype(str) if found.dtype.kind == "M" else np.asarray(found)  # dates
     texts = [str(value).strip() for value in values]
     return codes, ["" if text.lower() in MISSING else text for text in texts]
@@ -507,38 +467,26 @@ def _check_words(
         )
 
 
-def _is_free(x: NDArray[np.float32], words: Sequence[str]) -> bool:
+def _is_free(x: NDArray[np.float64], words: Sequence[str]) -> bool:
     """Return whether the words of a column are identifiers or free text, not categories."""
     known = int(np.count_nonzero(~np.isnan(x)))
     is_sparse = len(words) > FEW_WORDS and 2 * len(words) > known
     return len(words) == len(x) > 1 or len(words) > MAX_WORDS or is_sparse
 
 
-def _notes(table: "pd.DataFrame", key: str) -> tuple[str, ...]:
-    """Return a note on columns that identify rows, or what several rows come from."""
-    found = [f"`{column}`" for column in table if _identifies(table[column])]
-    note = (
-        f"data: {', '.join(found)} counts or identifies rows, and the net gets it as a feature."
-        f" Leave it out by {key}; or, if several rows come from one patient, person or device, keep"
-        " them in one part of a client by data.group."
-    )
-    return (note,) if found else ()
+def _identifies(
+    name: str, x: NDArray[np.float64], words: Sequence[str], sizes: Sequence[int]
+) -> bool:
+    """Return whether a column has the name of an identifier, or counts rows in any order.
 
-
-def _identifies(column: "pd.Series[Any]") -> bool:
-    """Return whether a column has the name of an identifier, or counts the rows in any order.
-
-    Whole numbers that count have no gap, in all tables together or in each of them.
+    Whole numbers that count have no gap, in all rows together or in each table (`sizes`).
     """
-    if column.dtype.kind == "f" or len(column) < FEW_ROWS:
-        return False
-    if IDENTIFIER.fullmatch(str(column.name)):
-        return len({*_texts(column)[1]}) >= FEW_IDENTIFIERS
-    if column.dtype.kind not in "iu" or column.isna().any():
-        return False
-    of_tables = [values for _, values in column.groupby(level=0)]
-    return any(
-        all(values.is_unique and values.max() - values.min() < len(values) for values in parts)
-        for parts in ([column], [values for values in of_tables if len(values) > 1])
-        if parts
-    )
+    if IDENTIFIER.fullmatch(name):
+        return len(np.unique(x[~np.isnan(x)])) >= FEW
+
+    def count(part: NDArray[np.float64]) -> bool:
+        ordered = np.sort(part)
+        return len(part) < 2 or bool((np.diff(ordered) == 1).all() and ordered[0] % 1 == 0)
+
+    of_tables = np.split(x, np.cumsum(sizes)[:-1])
+    return not words and len(x) >= FEW and (count(x) or all(map(count, of_tables)))

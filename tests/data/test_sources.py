@@ -731,8 +731,7 @@ def test_pipes_and_names_that_are_not_utf8_are_refused(tmp_path):
         (b"age,bp,ill\n30,low,0\n30,high,0\n", None, "row 1 .*`bp`"),
         (b"age,bp,ill\n30,inf,0\n", None, "row 1 .*`bp`"),
         (b"age,bp,ill\n30,1_0,0\n", None, "row 1 .*`bp`"),
-        (b'age,bp,ill\n"3\n0",1,0\n1,2\n', None, "line 4 "),
-        (b"age,ill,bp\n1,0,2\n30,1\n", "ill", "line 3 "),
+        (b'age,bp,ill\n"3\n0",1,0\n1,2\n', None, "row 2 .*`ill`"),
         (b"age,bp,ill\n30,1,0\n3,5,-nan\n", None, "row 2 .*`ill`"),
         (b"age,bp,ill\n30,1,0\n,,\n30,1,0\n", None, "row 2 "),
         (b"", None, ""),
@@ -740,7 +739,7 @@ def test_pipes_and_names_that_are_not_utf8_are_refused(tmp_path):
         (b"age,bq,ill\n1,2,0\n", None, "bq"),
         (b"age,bp,ill\n1,2,0\n", "sick", "sick"),
         (b"age,bp,ill\n\n1,2,yes\n", "ill > 0", "row 1 .*'yes'"),
-        (b"age;bp;ill\n3,5;1;0\n2,5,3;1;0\n", None, "row 1 .*`age`"),
+        (b"age;bp;ill\n3,5;1;0\n2,5,3;1;0\n", None, "row 2 .*'2,5,3'"),
     ],
     ids=lambda value: str(value)[:40],
 )
