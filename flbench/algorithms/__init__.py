@@ -24,6 +24,7 @@ from flbench.algorithms.setting import PAIRS_OF_COHORT as PAIRS_OF_COHORT
 from flbench.algorithms.setting import PLAIN_SGD as PLAIN_SGD
 from flbench.algorithms.setting import Need as Need
 from flbench.algorithms.setting import Setting as Setting
+from flbench.algorithms.shared.linear_head import LinearHead as LinearHead
 from flbench.client.program import GradFn as GradFn
 from flbench.client.program import LocalProgram as LocalProgram
 from flbench.client.program import LossTerm as LossTerm
@@ -43,7 +44,6 @@ from flbench.core.learned import LearnedTable as LearnedTable
 from flbench.core.registry import ALGORITHMS as ALGORITHMS
 from flbench.core.rng import Draw as Draw
 from flbench.core.rng import generator as generator
-from flbench.core.rng import torch_seed as torch_seed
 from flbench.core.rng import uniform as uniform
 from flbench.core.storage import memory_of_machine as memory_of_machine
 from flbench.core.tree import largest as largest

@@ -41,6 +41,7 @@ import torch
 from torch import Tensor
 
 from flbench.algorithms.setting import Need, Setting
+from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.client.program import LocalProgram, LossTerm, Phase
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.errors import ConfigError
@@ -314,7 +315,7 @@ class Algorithm:
             state: State before the round, with the clients' leaves as in `dispatch`.
             draw: Random streams of the round. All methods of one seed draw the same cohorts.
         """
-        if self.stages()[state.stage].setup:
+        if self.stage(state).setup:
             return torch.arange(self.setting.clients)
         return draw.cohort(self.setting.train.participation)
 
@@ -340,15 +341,15 @@ class Algorithm:
         each client's own samples, and its accuracy is tuned and reported. `gm`, the global model,
         is evaluated once and on the common test set only. Further models are evaluated beside the
         first. The default is the model that the server would dispatch, as `personal` and, if
-        everything is shared, as `gm` too.
+        everything is shared and all clients are sent the same, as `gm` too.
 
         Args:
             state: State after a round, with the clients' leaves as in `dispatch`.
             ids: [K] int64, the clients. Only the rows of a dispatch may depend on them.
         """
         model = Deployment(self.dispatch(state, ids))
-        everything_is_shared = not self.split()[0]
-        return {"personal": model, "gm": model} if everything_is_shared else {"personal": model}
+        is_of_all = not self.split()[0] and not model.dispatch.rows.values
+        return {"personal": model, "gm": model} if is_of_all else {"personal": model}
 
     def join(self, state: State, ids: Tensor) -> Joining | None:
         """Return what clients do first that join after the training; None for nothing.
@@ -430,6 +431,20 @@ class Algorithm:
         return program
 
     # Parts that hooks are made of
+
+    @property
+    def linear_head(self) -> LinearHead:
+        """The head of a net that meets `LINEAR_HEAD`, as a function of leaves and features."""
+        return LinearHead.of(self.setting.net)
+
+    def stage(self, state: State) -> Stage:
+        """Return the stage of the next round."""
+        return self.stages()[state.stage]
+
+    def two_stages(self, first: str, rounds: int, then: str) -> tuple[Stage, ...]:
+        """Return a stage of some rounds and one of the others, without a stage of no rounds."""
+        lengths = {first: rounds, then: self.setting.rounds - rounds}
+        return tuple(Stage(name, length) for name, length in lengths.items() if length)
 
     def phase(
         self,

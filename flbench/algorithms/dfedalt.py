@@ -68,15 +68,6 @@ class DFedAlt(Gossip):
         )
         return train_head, train_body
 
-    def notes(self) -> list[str]:
-        if self.setting.train.epochs_of(self.config.name) > 1:
-            return super().notes()
-        return [
-            *super().notes(),
-            "the head and the body are trained for one epoch each: two epochs in a round instead of"
-            " train.local_epochs=1.",
-        ]
-
 
 def sharpness(context: fl.Context, grad: fl.GradFn, rho: float) -> fl.Tree:
     """Return the gradient at u + rho g / ||g||, where g is the gradient at u; g itself if it is 0.

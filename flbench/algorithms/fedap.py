@@ -75,10 +75,6 @@ class FedAp(fl.Algorithm):
             fl.Stage("train", rounds - length),
         )
 
-    def stage(self, state: fl.State) -> str:
-        """Return the name of the current stage."""
-        return self.stages()[state.stage].name
-
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         keeps, sends = self.split()
         clients = self.setting.clients
@@ -91,7 +87,7 @@ class FedAp(fl.Algorithm):
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         local = self.setting.net.names("batchnorm")
-        match self.stage(state):
+        match self.stage(state).name:
             case "pretrain":
                 return super().program(state)
             case "statistics":
@@ -110,7 +106,7 @@ class FedAp(fl.Algorithm):
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         sends = self.split()[1]
-        if self.stage(state) != "train":
+        if self.stage(state).name != "train":
             net = {} if state.is_initial else fl.only(state.server, sends)
             return fl.Dispatch(fl.Message(net))
         rows = fl.only(state.clients, sends - self.setting.net.names("batchnorm"))
@@ -119,7 +115,7 @@ class FedAp(fl.Algorithm):
         return fl.Dispatch(rows=fl.Message(mixed))
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        match self.stage(state):
+        match self.stage(state).name:
             case "pretrain":
                 return super().aggregate(state, results)
             case "statistics":
@@ -129,11 +125,6 @@ class FedAp(fl.Algorithm):
                 return fl.Update({"mixing": mixing})
             case _:
                 return fl.Update({"known": state.server["known"].index_fill(0, results.ids, True)})
-
-    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        if self.stage(state) != "train":
-            return super().deploy(state, ids)
-        return {"personal": fl.Deployment(self.dispatch(state, ids))}
 
 
 def input_sums(context: fl.Context, layers: tuple[str, ...]) -> fl.Tree:

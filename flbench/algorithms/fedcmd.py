@@ -166,13 +166,6 @@ class FedCmd(LayerElection):
         )
         return (table,)
 
-    # Deployment: in phase 2, a client's own l* and mixed layers with the averaged ones.
-
-    def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        if self.voting(state):
-            return super().deploy(state, ids)
-        return {"personal": fl.Deployment(self.dispatch(state, ids))}
-
 
 def leaves_from(layer: fl.LayerSpec, net: fl.NetSpec) -> frozenset[str]:
     """Return the leaves of a layer and of all layers behind it."""

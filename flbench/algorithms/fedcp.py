@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead, linear_norm
+from flbench.algorithms.shared.linear_head import linear_norm
 from flbench.algorithms.shared.second import Second
 from flbench.losses.cross_entropy import ScoresCrossEntropy
 
@@ -76,19 +76,14 @@ class FedCP(fl.Algorithm):
     needs = (fl.LINEAR_HEAD,)
 
     @property
-    def head(self) -> LinearHead:
-        """The head of the net."""
-        return LinearHead.of(self.setting.net)
-
-    @property
     def own(self) -> Second:
         """The personal head."""
-        return Second(OWN, self.head.names)
+        return Second(OWN, self.linear_head.names)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         rng, d = fl.generator(self.setting.seed, "method"), self.setting.net.features
-        like = start[self.head.weight]
+        like = start[self.linear_head.weight]
         policy = linear_norm(rng, "cpn", d, 2 * d, like)
         own = fl.repeat(self.own.start(start), self.setting.clients)
         return server | policy, clients | own
@@ -98,33 +93,33 @@ class FedCP(fl.Algorithm):
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         own = self.own.leaves
-        body = frozenset(self.setting.net.parameters) - {*self.head.names}
+        body = frozenset(self.setting.net.parameters) - {*self.linear_head.names}
         terms = (
-            ScoresCrossEntropy(scores=fl.bind(noisy_scores, self.head)),
+            ScoresCrossEntropy(scores=fl.bind(noisy_scores, self.linear_head)),
             fl.Term(self.config.lam, feature_distance),
         )
         steps = (
-            fl.Transform(fl.bind(condition, self.head)),
+            fl.Transform(fl.bind(condition, self.linear_head)),
             self.phase(*terms, train=body | own | {*POLICY}),
-            fl.Transform(fl.bind(half_head, self.head)),
+            fl.Transform(fl.bind(half_head, self.linear_head)),
         )
         return fl.LocalProgram(steps, keeps | own, sends | {*POLICY})
 
     # Server: the weighted mean of what was sent
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        program = fl.LocalProgram((fl.Transform(fl.bind(condition, self.head)),))
-        scores = fl.bind(mean_scores, self.head)
+        program = fl.LocalProgram((fl.Transform(fl.bind(condition, self.linear_head)),))
+        scores = fl.bind(mean_scores, self.linear_head)
         return {"personal": fl.Deployment(self.dispatch(state, ids), program, predict=scores)}
 
 
-def condition(context: fl.Context, head: LinearHead) -> fl.Tree:
+def condition(context: fl.Context, head: fl.LinearHead) -> fl.Tree:
     """Return v_i [D], the sum over the classes of the personal head's rows, of length 1."""
     sums = context.leaves[OWN + head.weight].sum(dim=0)  # [D]
     return {CONDITION: sums / torch.linalg.vector_norm(sums).clamp_min(1e-12)}
 
 
-def half_head(context: fl.Context, head: LinearHead) -> fl.Tree:
+def half_head(context: fl.Context, head: fl.LinearHead) -> fl.Tree:
     """Return the head that is sent, (W_i + W_g) / 2, under the names of the net."""
     leaves = context.leaves
     return {name: (leaves[OWN + name] + leaves[name]) / 2 for name in head.names}
@@ -139,20 +134,20 @@ def odds(context: fl.Context) -> Tensor:
     return first - second
 
 
-def divided(context: fl.Context, gates: Tensor, head: LinearHead) -> Tensor:
+def divided(context: fl.Context, gates: Tensor, head: fl.LinearHead) -> Tensor:
     """Return the logits [B, C] of both heads for gates s [B, D]."""
     leaves, z = context.leaves, context.out.features
     return head(leaves, gates * z, prefix=OWN) + head(leaves, (1 - gates) * z)
 
 
-def noisy_scores(context: fl.Context, head: LinearHead) -> Tensor:
+def noisy_scores(context: fl.Context, head: fl.LinearHead) -> Tensor:
     """Return the logits [B, C] in training, with logistic noise on the gates."""
     gate = odds(context)
     noise = logistic(context.batch.key, gate.shape[1]).to(gate.dtype)
     return divided(context, (gate + noise).sigmoid(), head)
 
 
-def mean_scores(context: fl.Context, head: LinearHead) -> Tensor:
+def mean_scores(context: fl.Context, head: fl.LinearHead) -> Tensor:
     """Return the logits [B, C] in an evaluation: gates are their means over the noise."""
     return divided(context, mean_gate(odds(context)), head)
 

@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.losses.cross_entropy import CrossEntropy, ScoresCrossEntropy
 
 BIAS = "prbm"  # e_i [D], the vector that a client adds to its features
@@ -82,11 +81,6 @@ class FedDBE(fl.Algorithm):
     needs = (fl.LINEAR_HEAD,)
 
     @property
-    def head(self) -> LinearHead:
-        """The head of the net."""
-        return LinearHead.of(self.setting.net)
-
-    @property
     def runs(self) -> bool:
         """Whether the mean of features goes on from batch to batch."""
         return self.config.kappa > 0 and self.config.mu < 1
@@ -107,10 +101,6 @@ class FedDBE(fl.Algorithm):
         setup = (fl.Stage("consensus", 1, setup=True),) if self.config.kappa else ()
         return (*setup, *super().stages())
 
-    def is_setup(self, state: fl.State) -> bool:
-        """Return whether the next round is the set-up."""
-        return self.stages()[state.stage].setup
-
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         zeros = start[self.setting.net.parameters[0]].new_zeros(self.setting.net.features)
@@ -125,7 +115,7 @@ class FedDBE(fl.Algorithm):
 
     def terms(self) -> tuple[fl.LossTerm, ...]:
         c = self.config
-        entropy = ScoresCrossEntropy(scores=fl.bind(shifted, self.head))
+        entropy = ScoresCrossEntropy(scores=fl.bind(shifted, self.linear_head))
         pull = (fl.Term(c.kappa, fl.bind(distance_to_common_mean, c.mu)),) if c.kappa else ()
         move = (fl.Term(PACE, move_running_mean),) if self.runs else ()
         return (entropy, *pull, *move)
@@ -133,7 +123,7 @@ class FedDBE(fl.Algorithm):
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         keeps |= {BIAS, COMMON} if self.config.kappa else {BIAS}
-        if self.is_setup(state):
+        if self.stage(state).setup:
             return fl.LocalProgram(self.describe(), keeps, frozenset({MEAN}))
         begin: tuple[fl.Step, ...] = (fl.Transform(start_running),) if self.runs else ()
         moved = {BIAS, RUNNING} if self.runs else {BIAS}
@@ -155,7 +145,7 @@ class FedDBE(fl.Algorithm):
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         net = super().dispatch(state, ids)
-        if not self.config.kappa or self.is_setup(state):
+        if not self.config.kappa or self.stage(state).setup:
             return net
         mean = state.server[COMMON].expand(len(ids), -1)
         rows = fl.Message({COMMON: mean}, {COMMON: ~state.server["informed"][ids]})
@@ -167,7 +157,7 @@ class FedDBE(fl.Algorithm):
         return replace(net, rows=rows, numbers=numbers)
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        if self.is_setup(state):
+        if self.stage(state).setup:
             mean = self.mean(results, {MEAN})
             return fl.Update({COMMON: mean[MEAN]} if mean else {})
         server = self.mean(results)
@@ -177,12 +167,12 @@ class FedDBE(fl.Algorithm):
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         plain = fl.Deployment(super().dispatch(state, ids))
-        personal = replace(plain, predict=fl.bind(shifted, self.head))
+        personal = replace(plain, predict=fl.bind(shifted, self.linear_head))
         models = {"personal": personal, "noprbm": plain}
         return models if self.split()[0] else models | {"gm": plain}
 
 
-def shifted(context: fl.Context, head: LinearHead) -> Tensor:
+def shifted(context: fl.Context, head: fl.LinearHead) -> Tensor:
     """Return the logits [B, C] of shifted features, head(z + e_i)."""
     return head(context.leaves, context.out.features + context.leaves[BIAS])
 

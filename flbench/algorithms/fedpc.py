@@ -134,7 +134,7 @@ class FedPc(fl.Algorithm):
         keeps = heads | {"prototypes"}
         sends = frozenset({"prototypes", "ids"})
         masks = (("prototypes", "held"), ("ids", "held"))
-        if self.stages()[state.stage].setup:
+        if self.stage(state).setup:
             return fl.LocalProgram(collect, keeps, sends, masks)
 
         train = self.phase(CrossEntropy(self.config.alpha), self.pull())
@@ -160,7 +160,7 @@ class FedPc(fl.Algorithm):
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
         server = state.server
-        if self.stages()[state.stage].setup:  # the clients' groups c(i)
+        if self.stage(state).setup:  # the clients' groups c(i)
             # Classes that a client does not hold are zeros.
             vectors = results.sent.values["prototypes"].double().flatten(1)  # [K, C D]
             labels, q = group_clients(vectors, self.config.groups, self.setting.seed)

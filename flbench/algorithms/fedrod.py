@@ -7,7 +7,6 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.algorithms.shared.second import Second
 from flbench.losses.cross_entropy import CrossEntropy, mean_cross_entropy
@@ -66,25 +65,20 @@ class FedRoD(fl.Algorithm):
     needs = (fl.LINEAR_HEAD,)
 
     @property
-    def head(self) -> LinearHead:
-        """The head of the net."""
-        return LinearHead.of(self.setting.net)
-
-    @property
     def own(self) -> Second:
         """The personal head."""
-        return Second(OWN, self.head.names)
+        return Second(OWN, self.linear_head.names)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
-        zeros = {name: torch.zeros_like(start[name]) for name in self.head.names}
+        zeros = {name: torch.zeros_like(start[name]) for name in self.linear_head.names}
         return server, clients | fl.repeat(self.own.start(zeros), self.setting.clients)
 
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         train = self.phase(
             fl.Term(1.0, fl.bind(balanced_cross_entropy, self.config.gamma)),
-            PersonalCrossEntropy(head=self.head),
+            PersonalCrossEntropy(head=self.linear_head),
             train=self.own.leaves | {*self.setting.net.parameters},
         )
         count = fl.Statistic("held", CountClasses(self.setting.classes))
@@ -122,7 +116,7 @@ class PersonalCrossEntropy(CrossEntropy):
         head: The head of the net.
     """
 
-    head: LinearHead
+    head: fl.LinearHead
 
     def outputs(self, context: fl.Context) -> fl.Outputs:
         """Return the features z [B, D] and the logits o_i [B, C], detached from the net."""

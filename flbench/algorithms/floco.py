@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.losses.cross_entropy import ScoresCrossEntropy
 
 ENDPOINTS = "simplex.weight"  # W_1, ..., W_M [M, C, D]
@@ -83,14 +82,9 @@ class Floco(fl.Algorithm):
     settles = 0.5  # tau: clients are placed in the simplex
 
     @property
-    def head(self) -> LinearHead:
-        """The head of the net."""
-        return LinearHead.of(self.setting.net)
-
-    @property
     def shared(self) -> frozenset[str]:
         """Names of what is averaged: all but the weight of the net's own head."""
-        return (self.split()[1] - {self.head.weight}) | {ENDPOINTS}
+        return (self.split()[1] - {self.linear_head.weight}) | {ENDPOINTS}
 
     def stages(self) -> tuple[fl.Stage, ...]:
         rounds = self.setting.rounds
@@ -100,17 +94,13 @@ class Floco(fl.Algorithm):
             return first
         return (*first, fl.Stage("project", 1, setup=True), fl.Stage("regions", rounds - before))
 
-    def stage(self, state: fl.State) -> str:
-        """Return the name of the stage of the next round."""
-        return self.stages()[state.stage].name
-
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         m, c, d = self.config.endpoints, self.setting.classes, self.setting.net.features
         drawn = fl.generator(self.setting.seed, "method").normal(size=(m, c, d))
         endpoints = torch.from_numpy(drawn * (2 / (c + d)) ** 0.5)
         return fl.only(server, self.shared) | {
-            ENDPOINTS: endpoints.to(start[self.head.weight].dtype),
+            ENDPOINTS: endpoints.to(start[self.linear_head.weight].dtype),
             "points": torch.full((self.setting.clients, m), 1 / m, dtype=torch.float64),
         }, clients
 
@@ -119,26 +109,26 @@ class Floco(fl.Algorithm):
     def program(self, state: fl.State) -> fl.LocalProgram:
         cross_entropy = ScoresCrossEntropy(scores=self.random_scores(state))
         trained = frozenset(self.setting.net.parameters) & self.shared | {ENDPOINTS}
-        is_set_up = self.stage(state) == "project"
+        is_set_up = self.stage(state).name == "project"
         sends = frozenset({ENDPOINTS}) if is_set_up else self.shared
         return fl.LocalProgram((self.phase(cross_entropy, train=trained),), self.split()[0], sends)
 
     def random_scores(self, state: fl.State, prefix: str = "") -> Callable[[fl.Context], Tensor]:
         """Return the logits of the next round's training; with a prefix, of a second model."""
-        rho = self.config.rho if self.stage(state) == "regions" else None
-        return fl.bind(random_scores, self.head, rho, prefix)
+        rho = self.config.rho if self.stage(state).name == "regions" else None
+        return fl.bind(random_scores, self.linear_head, rho, prefix)
 
     # Server
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         names = {ENDPOINTS} if state.is_initial else self.shared  # clients have the seeded net
         shared, rows = fl.Message(fl.only(state.server, names)), fl.Message()
-        if self.stage(state) == "regions":
+        if self.stage(state).name == "regions":
             rows = fl.Message({POINT: state.server["points"][ids].to(shared.values[ENDPOINTS])})
         return fl.Dispatch(shared, rows, leaves=frozenset({ENDPOINTS}))
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        if self.stage(state) != "project":
+        if self.stage(state).name != "project":
             return super().aggregate(state, results)
         endpoints = results.sent.values[ENDPOINTS].double().flatten(1)  # [K, M C D]
         found, energy = placed(principal_components(endpoints, self.config.endpoints))
@@ -147,7 +137,7 @@ class Floco(fl.Algorithm):
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         dispatch = self.dispatch(state, ids)
-        weights = fl.bind(at_point, self.head)
+        weights = fl.bind(at_point, self.linear_head)
         models = {"personal": fl.Deployment(dispatch, weights=weights)}
         if not self.split()[0]:
             models["gm"] = fl.Deployment(replace(dispatch, rows=fl.Message()), weights=weights)
@@ -159,14 +149,16 @@ def head_weight(endpoints: Tensor, point: Tensor) -> Tensor:
     return torch.einsum("m,mcd->cd", point, endpoints)
 
 
-def at_point(context: fl.Context, head: LinearHead) -> fl.Tree:
+def at_point(context: fl.Context, head: fl.LinearHead) -> fl.Tree:
     """Return the weight of the head at the client's point, or else at the centre."""
     endpoints = context.leaves[ENDPOINTS]
     centre = torch.full_like(endpoints[:, 0, 0], 1 / len(endpoints))
     return {head.weight: head_weight(endpoints, context.ctx.get(POINT, centre))}
 
 
-def random_scores(context: fl.Context, head: LinearHead, rho: float | None, prefix: str) -> Tensor:
+def random_scores(
+    context: fl.Context, head: fl.LinearHead, rho: float | None, prefix: str
+) -> Tensor:
     """Return the logits [B, C] of the head at a random point, drawn for each batch.
 
     Args:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.floco import ENDPOINTS, POINT, Floco, at_point
-from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.algorithms.shared.second import PARTICIPATED, LastModel, Second
 from flbench.losses import Proximal
 from flbench.losses.cross_entropy import ScoresCrossEntropy
@@ -57,7 +56,7 @@ class FlocoPlus(Floco):
     def program(self, state: fl.State) -> fl.LocalProgram:
         program = super().program(state)
         program = replace(program, keeps=program.keeps | self.v.leaves)
-        if self.stage(state) == "project":
+        if self.stage(state).name == "project":
             return program
         steps = (*program.steps, self.personal_phase(state), fl.Transform(take_part))
         return replace(program, steps=steps)
@@ -76,7 +75,7 @@ class FlocoPlus(Floco):
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
         models = super().deploy(state, ids)
-        weights = fl.bind(personal_at_point, self.head, self.v)
+        weights = fl.bind(personal_at_point, self.linear_head, self.v)
         personal = replace(models["personal"], weights=weights)
         return models | {"personal": personal, "shared": models["personal"]}
 
@@ -86,7 +85,7 @@ def take_part(context: fl.Context) -> fl.Tree:
     return {PARTICIPATED: torch.ones_like(context.leaves[PARTICIPATED])}
 
 
-def personal_at_point(context: fl.Context, head: LinearHead, v: LastModel) -> fl.Tree:
+def personal_at_point(context: fl.Context, head: fl.LinearHead, v: LastModel) -> fl.Tree:
     """Return v_i at the client's point, or the shared model at the centre of the simplex."""
     own, ctx = v(context), context.ctx
     if POINT in ctx:

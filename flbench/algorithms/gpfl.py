@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead, linear_norm
+from flbench.algorithms.shared.linear_head import linear_norm
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.cross_entropy import ScoresCrossEntropy, mean_cross_entropy
 from flbench.losses.similarity import cosines
@@ -84,11 +84,6 @@ class GPFL(fl.Algorithm):
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
 
-    @property
-    def head(self) -> LinearHead:
-        """The head of the net."""
-        return LinearHead.of(self.setting.net)
-
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         rng, d = fl.generator(self.setting.seed, "method"), self.setting.net.features
@@ -105,7 +100,7 @@ class GPFL(fl.Algorithm):
     def program(self, state: fl.State) -> fl.LocalProgram:
         keeps, sends = self.split()
         terms = (
-            ScoresCrossEntropy(scores=fl.bind(scores, self.head)),
+            ScoresCrossEntropy(scores=fl.bind(scores, self.linear_head)),
             fl.Term(1.0, fl.bind(guidance, self.config.lam)),
             fl.Term(self.config.nu, decay),
         )
@@ -119,7 +114,7 @@ class GPFL(fl.Algorithm):
     # Server: the weighted mean of what was sent
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        predict = fl.bind(scores, self.head)
+        predict = fl.bind(scores, self.linear_head)
         return {"personal": fl.Deployment(self.dispatch(state, ids), predict=predict)}
 
 
@@ -155,7 +150,7 @@ def valve(leaves: fl.Tree, features: Tensor, condition: Tensor) -> Tensor:
     return ((gamma + 1) * features + beta).relu()
 
 
-def scores(context: fl.Context, head: LinearHead) -> Tensor:
+def scores(context: fl.Context, head: fl.LinearHead) -> Tensor:
     """Return the logits [B, C] of the personal route, head(CoV(z, q_i))."""
     leaves = context.leaves
     return head(leaves, valve(leaves, context.out.features, leaves[PERSONAL]))

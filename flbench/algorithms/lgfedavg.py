@@ -92,14 +92,8 @@ class LGFedAvg(fl.Algorithm):
     # The warm-up
 
     def stages(self) -> tuple[fl.Stage, ...]:
-        rounds = self.setting.rounds
-        warm = int(self.config.warmup * rounds + 1e-9)
-        lengths = {"fedavg": warm, "lg": rounds - warm}
-        return tuple(fl.Stage(name, length) for name, length in lengths.items() if length)
-
-    def is_warmup(self, state: fl.State) -> bool:
-        """Return whether the next round is one of FedAvg."""
-        return self.stages()[state.stage].name == "fedavg"
+        warm = int(self.config.warmup * self.setting.rounds + 1e-9)
+        return self.two_stages("fedavg", warm, "lg")
 
     @property
     def fedavg(self) -> fl.Algorithm:
@@ -114,10 +108,14 @@ class LGFedAvg(fl.Algorithm):
         return server, clients
 
     def program(self, state: fl.State) -> fl.LocalProgram:
-        return self.fedavg.program(state) if self.is_warmup(state) else super().program(state)
+        return (
+            self.fedavg.program(state)
+            if self.stage(state).name == "fedavg"
+            else super().program(state)
+        )
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
-        if self.is_warmup(state):
+        if self.stage(state).name == "fedavg":
             return self.fedavg.dispatch(state, ids)
         dispatch = super().dispatch(state, ids)
         if OWNS not in state.server or state.is_initial:
@@ -128,7 +126,7 @@ class LGFedAvg(fl.Algorithm):
         return replace(dispatch, rows=rows)
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        if self.is_warmup(state):
+        if self.stage(state).name == "fedavg":
             return self.fedavg.aggregate(state, results)
         update = super().aggregate(state, results)
         if OWNS in state.server:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 import flbench.algorithms as fl
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
-from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.similarity import class_sums
 
@@ -88,20 +87,15 @@ class PFedFDA(fl.Algorithm):
 
     def requires(self) -> list[str]:
         unmet = super().requires()
-        if not unmet and len(self.head.names) < 2:
+        if not unmet and len(self.linear_head.names) < 2:
             unmet = ["the head of the net must have a bias. Choose another net (`model.name`)."]
         return unmet
-
-    @property
-    def head(self) -> LinearHead:
-        """The head of the net."""
-        return LinearHead.of(self.setting.net)
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         server, clients = super().init(start)
         c, d = self.setting.classes, self.setting.net.features
         mu = torch.from_numpy(fl.generator(self.setting.seed, "method").uniform(size=(c, d)))
-        gauss = leaves_of(Gaussians(mu, torch.eye(d)), like=start[self.head.weight])
+        gauss = leaves_of(Gaussians(mu, torch.eye(d)), like=start[self.linear_head.weight])
         beta = {BETA: torch.zeros(2, dtype=torch.float64)}
         return server | gauss, clients | fl.repeat(beta, self.setting.clients)
 
@@ -112,7 +106,7 @@ class PFedFDA(fl.Algorithm):
         body = frozenset(self.setting.net.parameters) - self.personal()
         steps = (
             fl.Statistic("held", CountClasses(self.setting.classes)),
-            fl.Transform(fl.bind(write_head, self.head)),
+            fl.Transform(fl.bind(write_head, self.linear_head)),
             self.phase(*self.terms(), train=body),
             *self.features(),
             fl.Transform(fl.bind(write_gaussians, self.config)),
@@ -135,11 +129,11 @@ class PFedFDA(fl.Algorithm):
         steps = (
             fl.Statistic("held", CountClasses(self.setting.classes)),
             *self.features(),
-            fl.Transform(fl.bind(write_personal_head, self.head, self.config)),
+            fl.Transform(fl.bind(write_personal_head, self.linear_head, self.config)),
         )
         models = {"personal": fl.Deployment(dispatch, fl.LocalProgram(steps))}
         if self.split()[0] <= self.personal():  # else BatchNorm statistics have no common value
-            models["gm"] = fl.Deployment(dispatch, weights=fl.bind(common_head, self.head))
+            models["gm"] = fl.Deployment(dispatch, weights=fl.bind(common_head, self.linear_head))
         return models
 
 
@@ -205,18 +199,18 @@ def class_shares(context: fl.Context) -> Tensor:
     return shares / shares.sum()
 
 
-def written(context: fl.Context, gauss: Gaussians, shares: Tensor, head: LinearHead) -> fl.Tree:
+def written(context: fl.Context, gauss: Gaussians, shares: Tensor, head: fl.LinearHead) -> fl.Tree:
     """Return Bayes' rule under the names of the head, in the type of its leaves."""
     values = zip(head.names, bayes(gauss, shares), strict=True)
     return {name: value.to(context.leaves[name].dtype) for name, value in values}
 
 
-def write_head(context: fl.Context, head: LinearHead) -> fl.Tree:
+def write_head(context: fl.Context, head: fl.LinearHead) -> fl.Tree:
     """Return the head of the received Gaussians and the client's class shares."""
     return written(context, received(context.leaves), class_shares(context), head)
 
 
-def common_head(context: fl.Context, head: LinearHead) -> fl.Tree:
+def common_head(context: fl.Context, head: fl.LinearHead) -> fl.Tree:
     """Return the head of the received Gaussians and equal class shares."""
     gauss = received(context.leaves)
     shares = torch.full_like(gauss.mu[:, 0], 1 / len(gauss.mu))
@@ -372,7 +366,7 @@ def write_gaussians(context: fl.Context, c: PFedFDA.Config) -> fl.Tree:
     return leaves_of(gauss, like=context.leaves[MU]) | {BETA: beta}
 
 
-def write_personal_head(context: fl.Context, head: LinearHead, c: PFedFDA.Config) -> fl.Tree:
+def write_personal_head(context: fl.Context, head: fl.LinearHead, c: PFedFDA.Config) -> fl.Tree:
     """Return the head of the client's Gaussians; means are its own from three samples on."""
     gauss, _ = interpolated(context, c, least=3)
     return written(context, gauss, class_shares(context), head)

@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import LinearHead
 from flbench.algorithms.shared.mixing import latest, mix_latest
 from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.similarity import unit
@@ -64,17 +63,11 @@ class PFedSim(fl.Algorithm):
     @property
     def classifier(self) -> tuple[str, ...]:
         """Names of the head's weight [C, D] and bias, which stay with the client in the end."""
-        return LinearHead.of(self.setting.net).names
+        return self.linear_head.names
 
     def stages(self) -> tuple[fl.Stage, ...]:
-        rounds = self.setting.rounds
-        warm = int(self.config.rho * rounds + 1e-9)
-        lengths = {"warmup": warm, "similar": rounds - warm}
-        return tuple(fl.Stage(name, length) for name, length in lengths.items() if length)
-
-    def is_warmup(self, state: fl.State) -> bool:
-        """Return whether the next round is one of FedAvg."""
-        return self.stages()[state.stage].name == "warmup"
+        warm = int(self.config.rho * self.setting.rounds + 1e-9)
+        return self.two_stages("warmup", warm, "similar")
 
     def init(self, start: fl.Tree) -> tuple[fl.Tree, fl.Tree]:
         keeps, sends = self.split()
@@ -91,7 +84,7 @@ class PFedSim(fl.Algorithm):
     # Client
 
     def program(self, state: fl.State) -> fl.LocalProgram:
-        if self.is_warmup(state):
+        if self.stage(state).name == "warmup":
             return super().program(state)
         keeps, sends = self.split()
         steps: tuple[fl.Step, ...] = (self.phase(*self.terms()),)
@@ -105,7 +98,7 @@ class PFedSim(fl.Algorithm):
 
     def dispatch(self, state: fl.State, ids: Tensor) -> fl.Dispatch:
         known = state.server["known"]
-        if self.is_warmup(state) or (state.is_initial and not bool(known.any())):
+        if self.stage(state).name == "warmup" or (state.is_initial and not bool(known.any())):
             return super().dispatch(state, ids)
         # A client without an upload since the warm-up has no classifier of its own yet.
         new = ~known[ids] & (not state.is_initial)
@@ -123,7 +116,7 @@ class PFedSim(fl.Algorithm):
         return mix_latest(bodies, weights, known=state.server["known"], common=state.server)
 
     def aggregate(self, state: fl.State, results: fl.Results) -> fl.Update:
-        if self.is_warmup(state):
+        if self.stage(state).name == "warmup":
             return super().aggregate(state, results)
         ids, sent = results.ids, results.sent.values
 
@@ -160,7 +153,7 @@ class PFedSim(fl.Algorithm):
         return (table,)
 
     def deploy(self, state: fl.State, ids: Tensor) -> dict[str, fl.Deployment]:
-        if self.is_warmup(state):
+        if self.stage(state).name == "warmup":
             return super().deploy(state, ids)
         uploads = fl.only(state.clients, self.split()[1])
         stored = latest(uploads, ids, known=state.server["known"], common=state.server)

@@ -53,13 +53,11 @@ class LayerElection(Algorithm):
         ]
 
     def stages(self) -> tuple[Stage, ...]:
-        first = self.voting_rounds
-        lengths = {"vote": first, self.second: self.setting.rounds - first}
-        return tuple(Stage(name, rounds) for name, rounds in lengths.items() if rounds)
+        return self.two_stages("vote", self.voting_rounds, self.second)
 
     def voting(self, state: State) -> bool:
         """Return whether the state is in the phase of votes."""
-        return self.stages()[state.stage].name == "vote"
+        return self.stage(state).name == "vote"
 
     def by_layer(self, name: str, numbers: Tensor) -> dict[str, float]:
         """Return how often each layer's number [M] occurs, as metrics such as `votes_fc1`."""

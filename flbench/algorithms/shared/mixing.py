@@ -30,12 +30,12 @@ def mix(rows: Tree, weights: Tensor) -> Tree:
     for name, value in rows.items():
         shape = (len(weights), *value.shape[1:])
         if not value.is_floating_point():
-            flat = value.reshape(len(value), -1)
+            flat = value.reshape(len(value), value.shape[1:].numel())
             least = 0 if value.dtype == torch.bool else torch.iinfo(value.dtype).min
             candidates = torch.where(weights[:, :, None] != 0, flat, least)
             mixed[name] = candidates.amax(dim=1).reshape(shape)
             continue
-        target = torch.empty(len(weights), value[0].numel(), dtype=value.dtype)
+        target = torch.empty(len(weights), value.shape[1:].numel(), dtype=value.dtype)
         for low, part in _columns(value):
             target[:, low : low + part.shape[1]] = weights @ part
         mixed[name] = target.reshape(shape)
@@ -60,7 +60,7 @@ def mix_overlap(rows: Tree, masks: Tree, weights: Tensor) -> Tree:
     weights = weights.double()
     mixed: Tree = {}
     for name, value in rows.items():
-        target = torch.empty(len(weights), value[0].numel(), dtype=value.dtype)
+        target = torch.empty(len(weights), value.shape[1:].numel(), dtype=value.dtype)
         for (low, part), (_, inside) in zip(_columns(value), _columns(masks[name]), strict=True):
             total = weights @ inside  # [R, columns]
             mean = (weights @ part) / total
@@ -157,7 +157,7 @@ def _gram(rows: Tree, names: Iterable[str]) -> Tensor:
 
 def _columns(value: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yield a leaf's rows in blocks: (first column, [K, columns] float64), at most ENTRIES each."""
-    flat = value.reshape(len(value), -1)
+    flat = value.reshape(len(value), value.shape[1:].numel())
     columns = max(1, ENTRIES // max(1, len(value)))
     for low in range(0, flat.shape[1], columns):
         yield low, flat[:, low : low + columns].double()
