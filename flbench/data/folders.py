@@ -2,27 +2,20 @@
 
 import hashlib
 import os
-import re
-import stat
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
-from zipfile import BadZipFile, ZipFile, ZipInfo
+from zipfile import BadZipFile, ZipFile
 
 from flbench.core import files
 from flbench.core.errors import DataError
-from flbench.core.text import one_line
 
 MAX_BYTES: Final = 16 * 2**30  # of the content of a .zip file
 DAMAGED: Final = (OSError, EOFError, RuntimeError, ValueError, BadZipFile, zlib.error)
 """What zipfile raises for damaged and encrypted files."""
 LEFTOVERS: Final = ("__MACOSX", "lost+found")
-DOCUMENTS: Final = re.compile(
-    r"(readme|licen[cs]e|copying|notice|citation)(\..*)?|.*\.md|thumbs\.db|desktop\.ini", re.I
-)
-"""Names of files that are expected beside samples."""
 CACHED: Final = "unpacked"  # folder in the cache
 
 
@@ -40,8 +33,8 @@ class Folder:
         names: Sorted paths of the files, relative to the folder, with slashes.
 
     Raises:
-        DataError: The path cannot be read, a link leads nowhere, or the .zip file is damaged,
-            encrypted or has a link or a path that leads out of it.
+        DataError: The path cannot be read, a link leads nowhere, or the .zip file is damaged or
+            encrypted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,16 +66,6 @@ class Folder:
             raise DataError(
                 f"{self.place(name)} cannot be read ({error.strerror}). Replace or remove it."
             ) from error
-
-    def left_out(self, used: Iterable[str], kinds: str) -> tuple[str, ...]:
-        """Return a note about the files beside those `used`, if any; `kinds` are those that are."""
-        others = [
-            name
-            for name in sorted({*self.names} - {*used})
-            if not DOCUMENTS.fullmatch(PurePosixPath(name).name)
-        ]
-        note = f"data: {len(others):,} files are not read ({kinds}), such as"
-        return (f"{note} {one_line(others[0])}.",) if others else ()
 
     def fingerprint(self, names: Iterable[str]) -> str:
         """Return a SHA-256 (hex) over names, sizes and modification times of files."""
@@ -135,7 +118,10 @@ def _names(
 
 
 def _unpacked(path: Path) -> Path:
-    """Return the folder in the cache with the content of a .zip file."""
+    """Return the folder in the cache with the content of a .zip file.
+
+    `ZipFile.extract` leaves no path out of this folder and makes no links.
+    """
     try:
         files.check_regular(path)
         with path.open("rb") as stream:
@@ -149,7 +135,7 @@ def _unpacked(path: Path) -> Path:
                 raise ValueError(f"it would unpack to {size:,} bytes; the limit is {MAX_BYTES:,}")
             Path(beside, "files").mkdir()
             for entry in archive.infolist():
-                entry.filename = _inside(entry)
+                entry.filename = entry.filename.replace("\\", "/")  # of Windows
                 archive.extract(entry, Path(beside, "files"))
             try:
                 Path(beside, "files").rename(target)
@@ -162,17 +148,3 @@ def _unpacked(path: Path) -> Path:
             " encrypted, create it again; or give a folder."
         ) from error
     return target
-
-
-def _inside(entry: ZipInfo) -> str:
-    """Return the name of an entry of a .zip file, with slashes; raise a ValueError if it leads out.
-
-    Links are refused, too.
-    """
-    name = entry.filename.replace("\\", "/")
-    parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or ".." in parts or ":" in parts[0]:
-        raise ValueError(f"the entry {entry.filename!r} leads out of the archive")
-    if stat.S_ISLNK(entry.external_attr >> 16):
-        raise ValueError(f"the entry {name} is a symbolic link; zip the content of links")
-    return name

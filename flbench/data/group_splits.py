@@ -1,13 +1,8 @@
 """Splits of samples that belong together: those of a group, and windows of a text."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from flbench.config.schema import PartitionConfig
-from flbench.core.errors import DataError
-from flbench.data.dataset import PARTS, Dataset
-from flbench.data.partition import ClientParts, split_client
+from flbench.data.partition import split_client
 from flbench.data.schemes import Indices
 
 
@@ -41,33 +36,6 @@ def split_groups(
             parts[largest], parts[k] = parts[largest][:-1], parts[largest][-1:]
     train, validation, test = (np.sort(indices[np.isin(owner, part)]) for part in parts)
     return train, validation, test
-
-
-def notes_on_groups(
-    groups: Indices, split: Sequence[tuple[Indices, Indices, Indices]]
-) -> list[str]:
-    """Return a note if groups have samples at several clients."""
-    owned = [np.unique(groups[np.concatenate(client)]) for client in split]
-    _, owners = np.unique(np.concatenate(owned), return_counts=True)
-    note = (
-        f"partition: {int((owners > 1).sum()):,} groups (data.group) are at more than one client,"
-        " since partition.scheme does not keep them together."
-    )
-    return [note] * bool((owners > 1).any())
-
-
-def check_groups(
-    partition: ClientParts, dataset: Dataset, groups: Indices, config: PartitionConfig
-) -> None:
-    """Raise a DataError if a client of a saved partition has a group in several parts."""
-    for client in range(partition.clients):
-        found = [np.unique(groups[partition.parts[part][client]]) for part in PARTS]
-        if len(np.unique(np.concatenate(found))) < sum(map(len, found)):
-            raise DataError(
-                f"the partition {config.path} has samples with the same `{dataset.blocks_of}`"
-                f" (data.group) in several parts of client {partition.called(client)}. Make it with"
-                " data.group, or leave data.group out."
-            )
 
 
 def split_by_position(

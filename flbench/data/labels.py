@@ -10,7 +10,6 @@ tables, arrays, NPZ files and folders:
 """
 
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
@@ -240,27 +239,3 @@ def check_names(names: Sequence[str], path: Path | str) -> None:
                 f"{path}: class {k} has the name {name!r}, which is empty or that of another class."
                 " Give each class a name of its own."
             )
-
-
-def notes_on_names(dataset: Dataset) -> tuple[str, ...]:
-    """Return a note on each class, client or column with names that may mean the same.
-
-    They differ in case, blanks or leading zeros alone. Names of one letter that differ by case are
-    taken for different ones.
-    """
-    named = [(dataset.classes, "classes"), (dataset.group_names, "clients")]
-    for column, words in zip(dataset.columns, dataset.words, strict=False):
-        named.append((words, f"words of the column `{column}`"))
-    notes = []
-    for names, what in named:
-        seen: dict[str, str] = {}
-        for name in names:
-            shown = " ".join(unicodedata.normalize("NFC", name).split())
-            alike = shown.casefold().lstrip("0") or "0" if len(shown) > 1 else shown
-            if (other := seen.setdefault(alike, name)) != name:
-                notes.append(
-                    f"data: the {what} {other!a} and {name!a} differ in case, blanks or zeros"
-                    " alone, and are two. If they mean one, write them in one way."
-                )
-                break
-    return tuple(notes)

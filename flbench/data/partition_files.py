@@ -129,6 +129,8 @@ def load(path: Path, dataset: Dataset) -> ClientParts:
             raise ValueError(
                 f"it was made for other labels, those of the data set `{about['dataset']}`"
             )
+        if dataset.blocks is not None and about.get("group") != dataset.blocks_of:
+            raise ValueError(f"it was made without data.group={dataset.blocks_of}")
         arrays = read_arrays(path)
         index, client, part = (
             arrays[key].astype(np.int64, casting="safe") for key in ("index", "client", "part")

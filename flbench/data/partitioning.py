@@ -77,10 +77,6 @@ def make_partition(
             split_rows(rows, dataset, config.split, generator(seed, "split", client))
             for client, rows in enumerate(assigned)
         ]
-    if dataset.blocks is not None:
-        from flbench.data.group_splits import notes_on_groups
-
-        notes += notes_on_groups(dataset.blocks, split)
     if dataset.validation and (lacking := sum(not len(validation) for _, validation, _ in split)):
         notes.append(
             f"partition: {lacking} of {len(split)} clients have no sample of val_dataloader, and so"
@@ -108,10 +104,6 @@ def _saved(dataset: Dataset, config: PartitionConfig, imbalance: float) -> Clien
             f"`partition.clients`={config.clients}, but the saved partition {config.path} has"
             f" {loaded.clients} clients. Leave partition.clients out."
         )
-    if dataset.blocks is not None:
-        from flbench.data.group_splits import check_groups
-
-        check_groups(loaded, dataset, dataset.blocks, config)
     return loaded
 
 

@@ -202,7 +202,6 @@ def _checked(dataset: Dataset, where: Path | str, config: DataConfig) -> Dataset
             raise DataError(
                 f"`data.{key}` is for {kind}, and {where} has {dataset.kind}. Leave it out."
             )
-    dataset = replace(dataset, notes=(*dataset.notes, *labels.notes_on_names(dataset)))
     return tokens.complete(dataset, config.padding, str(where))
 
 

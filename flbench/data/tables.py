@@ -86,10 +86,9 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
         frames[place] = frame[: filled[-1] + 1]  # spreadsheets add rows
     where, keys = str(folder.path), (config.label, config.drop, config.group)
     dataset = from_frames(frames, where, config.title, *keys, key="data.drop")
-    notes = (*folder.left_out(entries, f"tables are {', '.join(SUFFIXES)} files"), *dataset.notes)
     if folder.names == [folder.path.name] and folder.path.is_file():
-        return replace(dataset, groups=None, group_names=(), notes=notes)
-    return replace(dataset, group_names=client_names(entries), notes=notes)
+        return replace(dataset, groups=None, group_names=())
+    return replace(dataset, group_names=client_names(entries))
 
 
 def from_frames(

@@ -42,12 +42,10 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
             f" characters, and {least} are needed (data.text.window={keys.window},"
             f" data.text.shortest={keys.shortest}). Lower these keys, or add longer texts."
         )
-    notes = folder.left_out(files, "texts are .txt files")
-    if len(kept) < len(files):
-        notes += (
-            f"data: {len(files) - len(kept):,} of {len(files):,} texts have fewer than {least:,}"
-            " characters and are left out.",
-        )
+    note = (
+        f"data: {len(files) - len(kept):,} of {len(files):,} texts have fewer than {least:,}"
+        " characters and are left out."
+    )
     characters = "".join(sorted(set().union(*(texts[k] for k in kept))))
     counts = [1 + (len(texts[k]) - keys.window - 1) // keys.stride for k in kept]
     windows = [  # views, which are copied once
@@ -63,7 +61,7 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
         starts=np.concatenate([keys.stride * np.arange(count) for count in counts]),
         groups=np.repeat(np.arange(len(kept)), counts),
         group_names=client_names([files[k] for k in kept]),
-        notes=notes,
+        notes=(note,) * (len(kept) < len(files)),
     )
 
 

@@ -103,7 +103,7 @@ def test_groups_of_arrays_and_tables_are_the_same(hospitals, tmp_path):
     assert data_hash(plain) != data_hash(data)
 
 
-def test_a_saved_partition_that_separates_a_group_is_refused(hospitals, tmp_path):
+def test_a_saved_partition_that_was_made_without_the_groups_is_refused(hospitals, tmp_path):
     config, scheme = DataConfig(path=hospitals, group="patient"), PartitionConfig(scheme="natural")
     together = sources.load(config)
     apart = sources.load(DataConfig(path=hospitals, drop=["patient"]))
