@@ -22,9 +22,9 @@ from flbench.algorithms.setting import MOST_SHOWN as MOST_SHOWN
 from flbench.algorithms.setting import PAIRS as PAIRS
 from flbench.algorithms.setting import PAIRS_OF_COHORT as PAIRS_OF_COHORT
 from flbench.algorithms.setting import PLAIN_SGD as PLAIN_SGD
+from flbench.algorithms.setting import LinearHead as LinearHead
 from flbench.algorithms.setting import Need as Need
 from flbench.algorithms.setting import Setting as Setting
-from flbench.algorithms.shared.linear_head import LinearHead as LinearHead
 from flbench.client.program import GradFn as GradFn
 from flbench.client.program import LocalProgram as LocalProgram
 from flbench.client.program import LossTerm as LossTerm

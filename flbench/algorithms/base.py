@@ -40,8 +40,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from flbench.algorithms.setting import Need, Setting
-from flbench.algorithms.shared.linear_head import LinearHead
+from flbench.algorithms.setting import LinearHead, Need, Setting
 from flbench.client.program import LocalProgram, LossTerm, Phase
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.errors import ConfigError

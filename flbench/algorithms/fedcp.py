@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 import flbench.algorithms as fl
-from flbench.algorithms.shared.linear_head import linear_norm
+from flbench.algorithms.shared.linear_norm import linear_norm
 from flbench.algorithms.shared.second import Second
 from flbench.losses.cross_entropy import ScoresCrossEntropy
 

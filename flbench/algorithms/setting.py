@@ -6,11 +6,13 @@ round. What only one method asks for stands in its hook `requires`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from torch import Tensor
+from torch.nn.functional import linear
 
 from flbench.config.schema import TrainConfig
+from flbench.core.types import Tree
 from flbench.models.base import NetSpec
 
 MOST_PAIRED: Final = 20_000
@@ -68,6 +70,38 @@ class Need:
     def sentence(self) -> str:
         """What a user reads whose setting does not meet the need."""
         return f"it needs {self.title}. {self.cure}"
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """The head of a net as a function of leaves and features.
+
+    Attributes:
+        names: Names of its parameters: the weight [C, D], and the bias [C] if there is one.
+    """
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, net: NetSpec) -> Self:
+        """Return the head of a net that meets `LINEAR_HEAD`."""
+        head = net.names("head")
+        return cls(tuple(name for name in net.parameters if name in head))
+
+    @property
+    def weight(self) -> str:
+        """Name of the weight."""
+        return self.names[0]
+
+    def __call__(self, leaves: Tree, features: Tensor, prefix: str = "") -> Tensor:
+        """Return the logits [B, C] of features [B, D].
+
+        Args:
+            leaves: Tensors with the head's parameters.
+            features: What the head is called on.
+            prefix: Prefix of the names, for a second head.
+        """
+        return linear(features, *(leaves[prefix + name] for name in self.names))
 
 
 def _has_linear_head(setting: Setting) -> bool:
