@@ -90,11 +90,10 @@ class Study:
 
         Args:
             name: `parallel`, a line for each trial of a method through its parameters to its score;
-                `scatter`, the score over each parameter; `importance`, how much of the score's
-                variance each parameter explains (fANOVA); or `comparison`, the metric on test parts
+                `scatter`, the score over each parameter; or `comparison`, the metric on test parts
                 of the default and of the tuned parameters.
-            method: Name of the method of `parallel`, `scatter` and `importance`; it may be left out
-                if the study has only one.
+            method: Name of the method of `parallel` and `scatter`; it may be left out if the study
+                has only one.
 
         Raises:
             UserError: There is no such picture or method, or the study does not have yet what the
@@ -108,11 +107,9 @@ class Study:
         drawn = [one for part in self.report.extra.chapters for one in part.pictures()]
         figures = {one.name: one.figure for one in drawn}
         if asked not in figures:
-            found = self.report.importances.get(str(method))
-            why = found.why if found and name == "importance" else ""
             raise UserError(
                 f"{self.path} has no picture `{asked}`.{did_you_mean(asked, figures)} There are"
-                f" {', '.join(figures) or 'none yet'}. {why} fl.resume({str(self.path)!r})"
+                f" {', '.join(figures) or 'none yet'}. fl.resume({str(self.path)!r})"
                 " continues an interrupted study."
             )
         return figures[asked]

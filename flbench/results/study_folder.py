@@ -144,6 +144,7 @@ class Trial:
         ended: ISO time at which the trial ended; None while it runs.
         attempts: Number of times that the trial was begun; more than 1 after a worker failed.
         node: Machine of the Ray cluster that trained the trial.
+        pid: Process that trained the trial there.
         steps: Optimizer steps until the last evaluation; None before the first.
         loss: Validation loss, the mean of -log p of the true class, at the last evaluation; None
             before the last round, unless `evaluation.probabilities` is set.
@@ -163,6 +164,7 @@ class Trial:
     ended: Name | None
     attempts: Count = 1
     node: Name | None = None
+    pid: Count | None = None
     loss: Score = None
     steps: Count | None = None
 

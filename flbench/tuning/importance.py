@@ -27,13 +27,11 @@ class Importance(NamedTuple):
             neither is the case.
         p: The share of orders of the scores, `PERMUTATIONS` random ones and that of the trials, in
             which the parameter has as large a share.
-        chance: The share beyond which p is at most 0.05.
     """
 
     shares: Mapping[str, float]
     why: str = ""
     p: Mapping[str, float] = {}
-    chance: Mapping[str, float] = {}
 
 
 def at_first_rung(study: StoredStudy, method: str) -> tuple[int, dict[int, float]]:
@@ -104,16 +102,14 @@ def importance(
     rng = np.random.default_rng(0)
     permuted = [_shares(fixed, rng.permutation(values)) for _ in range(PERMUTATIONS)]
     shares = _shares(fixed, values)
-    by_chance = {path: sorted(one[path] for one in permuted) for path in shares}
     left = ", ".join(path for path in columns if path not in varied)
     return Importance(
         shares,
         f"Left out: {left} (fixed, or not set in each trial)." if left else "",
         {
-            path: (1 + sum(other >= share for other in by_chance[path])) / (1 + PERMUTATIONS)
+            path: (1 + sum(one[path] >= share for one in permuted)) / (1 + PERMUTATIONS)
             for path, share in shares.items()
         },
-        {path: by_chance[path][int(0.95 * PERMUTATIONS)] for path in shares},
     )
 
 

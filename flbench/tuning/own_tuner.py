@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flbench.calls import arguments, parts
 from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, leaves
+from flbench.config.sources import Layer
 from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError
 from flbench.core.parts import offered
@@ -150,11 +150,10 @@ def space(
     The result is a dict of Ray Tune's search space objects by dotted keys, such as
     `{"algorithm.tau": tune.loguniform(0.05, 1.0)}`, for `param_space` or for a search algorithm.
 
-    A parameter that has a meaning only for some values of another one (`when` in the YAML file)
-    is `tune.sample_from`, which gives its default where it has no meaning. This works for random
-    search; search algorithms of Ray Tune refuse functions, and have no conditions. With Optuna,
-    `searcher="optuna"` returns a function that draws the parameters with their conditions, for
-    `OptunaSearch(space=...)`. For other algorithms, leave such parameters out.
+    Ray Tune's spaces have no conditions. A parameter that has a meaning only for some values of
+    another one (`when` in the YAML file) is left out of the dict, and keeps its default. With
+    Optuna, `searcher="optuna"` returns a function that draws these parameters too, for
+    `OptunaSearch(space=...)`.
 
     Args:
         method: Name of the method, its import path `package.module:Class`, or its class.
@@ -183,32 +182,11 @@ def space(
     found = library.load([method], file, rounds=rounds)[method]
     if searcher == "optuna":
         return found.suggest
-    values = leaves(config.tree())
-    return {
-        path: _domain(one)
-        if not one.when
-        else _conditional(one, found.required(path), values[path])
-        for path, one in found.parameters.items()
-    }
-
-
-def _conditional(
-    parameter: "Parameter", required: Mapping[str, tuple[Any, ...]], default: Any
-) -> Any:
-    """Return a function that draws a parameter where its conditions hold, for Ray Tune."""
-    from ray import tune
-
-    def drawn(config: Mapping[str, Any]) -> Any:
-        if not all(config[other] in these for other, these in required.items()):
-            return default
-        domain = _domain(parameter)
-        return domain if parameter.fixed else domain.sample()
-
-    return tune.sample_from(drawn)
+    return {path: _domain(one) for path, one in found.parameters.items() if not one.when}
 
 
 def _domain(parameter: "Parameter") -> Any:
-    """Return Ray Tune's object for a parameter without its conditions."""
+    """Return Ray Tune's object for a parameter."""
     from ray import tune
 
     if parameter.choices:

@@ -1,6 +1,5 @@
 """The parameters of the trials of a method, which Optuna proposes."""
 
-import math
 from collections.abc import Mapping
 from hashlib import sha256
 from itertools import islice
@@ -8,8 +7,8 @@ from typing import Any, Final
 
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
+from flbench.results.study_folder import Trial
 from flbench.tuning.search_space import Params, Space
-from flbench.tuning.study import ENDS, Record
 
 LEAST, MOST, SHARE = 4, 10, 3
 """TPE draws one trial in SHARE at random, at least LEAST and at most MOST of them."""
@@ -66,14 +65,14 @@ class Proposals:
         self._told = 0
         self._params: list[Params] = []
 
-    def given(self, records: Mapping[int, Record]) -> list[Params]:
+    def given(self, trials: Mapping[int, Trial]) -> list[Params]:
         """Return the parameters of the trials that can begin by now, or have begun."""
         while len(self._asked) < self._trials:
-            known = [records.get(index) for index in range(len(self._asked))]
-            if any(one is None or one["state"] not in ENDS for one in known):
+            known = [trials.get(index) for index in range(len(self._asked))]
+            if any(one is None or one.state == "running" for one in known):
                 break
             for index in range(self._told, len(self._asked)):
-                self._tell(self._asked[index], records[index])
+                self._tell(self._asked[index], trials[index])
             self._told = len(self._asked)
             for _ in range(min(self._batch, self._trials - self._told)):
                 trial = self._study.ask()
@@ -81,16 +80,14 @@ class Proposals:
                 self._params.append(self._space.suggest(trial, self._defaults))
         return self._params
 
-    def _tell(self, trial: Any, record: Record) -> None:
+    def _tell(self, asked: Any, trial: Trial) -> None:
         """Tell Optuna how a trial has ended."""
-        score, state = record["score"], record["state"]
-        is_known = score is not None and math.isfinite(score)
-        if state == "finished" and is_known:
-            self._study.tell(trial, score)
+        if trial.state == "finished" and trial.score is not None:
+            self._study.tell(asked, trial.score)
             return
-        if state == "stopped" and is_known:
-            trial.report(score, record["round"])
-        self._study.tell(trial, state=self._pruned)
+        if trial.state == "stopped" and trial.score is not None:
+            asked.report(trial.score, trial.round)
+        self._study.tell(asked, state=self._pruned)
 
 
 def grid(space: Space, defaults: Params, trials: int) -> list[Params]:

@@ -4,11 +4,10 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import ray
 from ray import tune
-from ray.util.placement_group import PlacementGroup
 
 from flbench.workers.actor_pool import why_lost
 from flbench.workers.ray_resources import Resources
@@ -31,30 +30,9 @@ def quiet() -> None:
     logging.getLogger("ray.tune.tune").setLevel(logging.CRITICAL)
 
 
-class Reservations(tune.PlacementGroupFactory):  # type: ignore[misc]
-    """Resources of the trials of a study, which knows all that Ray has reserved for them."""
-
-    _made: ClassVar[list[PlacementGroup]] = []  # Ray Tune gives trials copies of this object
-
-    def to_placement_group(self) -> PlacementGroup:
-        """Reserve the resources of one trial. Ray Tune calls this."""
-        group = super().to_placement_group()
-        self._made.append(group)
-        return group
-
-    @classmethod
-    def release(cls) -> None:
-        """Give all reservations back, which ends what runs in them."""
-        for group in cls._made:
-            ray.util.remove_placement_group(group)
-        cls._made.clear()
-
-
-def bundles(
-    resources: Resources, kind: type[tune.PlacementGroupFactory] = tune.PlacementGroupFactory
-) -> Any:
+def bundles(resources: Resources) -> Any:
     """Return the resources that Ray reserves for one trial."""
-    return kind([{"CPU": resources.cpus, "GPU": resources.gpus}])
+    return tune.PlacementGroupFactory([{"CPU": resources.cpus, "GPU": resources.gpus}])
 
 
 def reason_of(trial: Any) -> str:

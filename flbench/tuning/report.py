@@ -3,7 +3,6 @@
 import json
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -46,7 +45,7 @@ BUDGET: Final = (
 CHANCE: Final = (
     "Parameters without an effect get a share by chance. p is the share of"
     f" {1 + PERMUTATIONS} orders of the scores, {PERMUTATIONS} random ones and that of the trials,"
-    " in which the parameter has as large a share; beyond the line p is at most 0.05."
+    " in which the parameter has as large a share."
 )
 GAINED: Final = ("accuracy", "macro_f1", "rare_recall")
 """Test metrics of the table of gains, besides the one that ranks."""
@@ -216,10 +215,15 @@ class StudyReport:
         on = " on the partition of the search" if header.vary == "training" else " and partition"
         tail = f", long tail (data.imbalance={header.imbalance:g})" * (header.imbalance < 1)
         own = (f" ({key}={one})" for key, one in header.setting.items() if key == "partition.alpha")
+        of = {name: header.trials_of(name) for name in self.study.methods}
+        trials = count(header.trials, "trial") + " for each method" * (len(of) > 1)
+        if len(set(of.values())) > 1:
+            trials = f"trials: {', '.join(f'{n} of {name}' for name, n in of.items())}"
         return {
             "data": f"{header.dataset}{tail}, {header.scheme}{''.join(own)}",
             "partition of the search": header.partition_hash or "-",
-            "budget": f"{self._budget}, then {count(header.seeds, 'repetition')} of the default and"
+            "budget": f"{trials}, {count(header.rounds, 'round')} each, then"
+            f" {count(header.seeds, 'repetition')} of the default and"
             f" of the best parameters, each with another seed{on}",
             "metric": f"{self.metric} of the personal models",
             "search": f"{header.search}, scheduler {header.scheduler}, seed {header.seed}",
@@ -229,18 +233,8 @@ class StudyReport:
         }
 
     @property
-    def _budget(self) -> str:
-        """Number of trials and rounds of each method, in words."""
-        header = self.study.header
-        of = {name: header.trials_of(name) for name in self.study.methods}
-        trials = count(header.trials, "trial") + " for each method" * (len(of) > 1)
-        if len(set(of.values())) > 1:
-            trials = f"trials: {', '.join(f'{n} of {name}' for name, n in of.items())}"
-        return f"{trials}, {count(header.rounds, 'round')} each"
-
-    @property
     def notes(self) -> list[str]:
-        """Notes: what is unfinished, unequal budgets, and why cells cannot be compared."""
+        """Notes: what is unfinished, and why cells cannot be compared."""
         study, notes = self.study, list(self.study.left_out)
         ended = sum(trial.state != "running" for trial in study.trials)
         done, left = "", sum(state in ("unfinished", "waiting") for state in self.cells)
@@ -251,11 +245,6 @@ class StudyReport:
         if done:
             again = how_to_resume(study.path, "tune")
             notes.append(f"Interrupted, or still running: {done}. Resume with `{again}`.")
-        started = Counter(trial.method for trial in study.trials)
-        short = [name for name in study.methods if started[name] < study.header.trials_of(name)]
-        if short and len(study.methods) > 1:
-            few = ", ".join(f"{started[name]} of {name}" for name in short)
-            notes.append(f"The budget is not equal yet: of {self._budget}, {few} have begun.")
         if not study.header.seeds:
             notes.append("No repetitions (`seeds=0`): test parts were not evaluated.")
         return [*notes, self.why_not] if self.why_not else notes
@@ -491,11 +480,6 @@ class StudyReport:
             "Means over paired repetitions. Each interval is for its metric alone.",
         )
 
-    def is_drawable(self, method: str) -> bool:
-        """Return whether a method has a trial with a score, and a parameter that is searched."""
-        scored = any(trial.score is not None for trial in self.study.trials_of(method))
-        return scored and any(not axis.fixed for axis in self.axes[method])
-
     def _edges(self, method: str) -> dict[str, str]:
         """Return warnings about best values at an end of their range, by parameter."""
         won = self.study.winner(method)
@@ -530,7 +514,9 @@ class StudyReport:
     def _parts(self, method: str) -> Iterator[Part]:
         """Yield the pictures of a method's search, its best parameters and what they gain."""
         axes, trials = self.axes[method], self.study.trials_of(method)
-        if is_drawable := self.is_drawable(method):
+        is_drawable = any(trial.score is not None for trial in trials)
+        is_drawable &= any(not axis.fixed for axis in axes)
+        if is_drawable:
             yield Drawn(
                 f"{method}-parallel",
                 "All trials",
@@ -546,17 +532,12 @@ class StudyReport:
         if not is_drawable:
             return
         found, (number, scores) = self.importances[method], self.rungs[method]
-        if found.shares:
-            yield Drawn(
-                f"{method}-importance",
-                "Importance of the parameters",
-                f"fANOVA over the scores of {len(scores)} trials after round {number}, the last one"
-                " that all have reached: share of the score's variance that each parameter explains"
-                f" alone, normalized to a sum of 1. {CHANCE} {found.why}".strip(),
-                study_figures.shares(found),
-            )
-        else:
-            yield f"Importance of the parameters: {found.why}"
+        about = (
+            f"fANOVA over the scores of {len(scores)} trials after round {number}, the last one"
+            " that all have reached: share of the score's variance that each parameter explains"
+            f" alone, normalized to a sum of 1. {CHANCE} "
+        )
+        yield f"Importance of the parameters: {about * bool(found.shares)}{found.why}".strip()
         yield Drawn(
             f"{method}-scatter",
             "Score over each parameter",

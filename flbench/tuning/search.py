@@ -5,7 +5,6 @@ folders of the trials, give the same proposals, and a trial that was interrupted
 checkpoint. Nothing of Ray Tune's own state is needed for it.
 """
 
-import math
 import shutil
 import sys
 import time
@@ -28,23 +27,14 @@ from flbench.core.errors import RunError, UserError
 from flbench.core.wording import listed
 from flbench.jobs.job import Job, Outcome
 from flbench.jobs.progress import JobProgress
-from flbench.results import metrics_file
-from flbench.results.study_folder import DIGITS
+from flbench.results import metrics_file, study_folder
+from flbench.results.study_folder import DIGITS, Trial, best_trial
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.proposals import Proposals
-from flbench.tuning.ray_tune import Reservations, bundles, quiet, reason_of
+from flbench.tuning.ray_tune import bundles, quiet, reason_of
 from flbench.tuning.request import FACTOR, grace_of
 from flbench.tuning.scores import by_round
-from flbench.tuning.study import (
-    BEGUN,
-    ENDS,
-    OTHER_METRIC,
-    Record,
-    StudyFolder,
-    TrialFolder,
-    now,
-    winner,
-)
+from flbench.tuning.study import OTHER_METRIC, StudyFolder, TrialFolder, now
 from flbench.tuning.trial import WORST, Base, of_study
 from flbench.workers import ray_session
 from flbench.workers.actor_pool import (
@@ -65,47 +55,6 @@ from flbench.workers.ray_resources import Resources
 
 NAMED: Final = 3  # trials that a sentence names
 ALIKE: Final = 4  # trials with equal scores at the first rung, of which the user is told
-
-
-def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
-    """Whether every trial of a study has ended."""
-    ended = sum(record["state"] in ENDS for record in folder.records())
-    return ended >= sum(prepared.trials.values())
-
-
-def begin_again(folder: StudyFolder) -> None:
-    """Let trials of a resumed study begin again that have failed because their worker did.
-
-    They do so if their method has no winner. Otherwise another trial could win after the trainings
-    of the winner. The trials of later batches of TPE are removed: Optuna proposed their parameters
-    when the lost trials counted as failures.
-    """
-    header = folder.description()
-    size = header["batch" if header["search"] == "optuna" else "trials"]
-    first: dict[str, int] = {}  # batch by method
-    for record in _lost(folder):
-        first.setdefault(record["method"], record["index"] // size)  # records are in order
-    for record in [*folder.records()]:
-        if record["index"] // size > first.get(record["method"], math.inf):
-            path = folder.trial(record).path
-            # A kill in between leaves no configuration with which another trial would continue.
-            (path / "config.yaml").unlink(missing_ok=True)
-            shutil.rmtree(path)
-    for record in _lost(folder):
-        folder.trial(record).write(record | BEGUN)
-
-
-def has_lost(folder: StudyFolder) -> bool:
-    """Return whether a resumed study trains trials again whose workers were lost."""
-    return bool(_lost(folder))
-
-
-def _lost(folder: StudyFolder) -> list[Record]:
-    """Return the records of the trials that `begin_again` lets begin again."""
-    records = list(folder.records())
-    methods = {record["method"] for record in records}
-    won = {name for name in methods if winner(one for one in records if one["method"] == name)}
-    return [one for one in records if one.get("lost") and one["method"] not in won]
 
 
 def carry_out(
@@ -162,21 +111,8 @@ def train(folder: StudyFolder, prepared: PreparedStudy, *, shown: bool = True) -
     quiet()
     progress = TrialProgress(folder, prepared)
     progress.console.quiet = not shown
-    retries = prepared.resources.retries
     with progress.live():
-        while not is_over(folder, prepared):
-            try:
-                _fit(folder, prepared, progress)
-            except RuntimeError as error:
-                # Ray Tune does not expect this error of a worker that it waits for.
-                if OUT_OF_MEMORY not in str(error) or ray_session.are_lost():
-                    raise
-                why = f"a trial failed: {why_lost(error)}"
-                if not retries:
-                    raise RunError(f"{why} Resume with: {folder.resume_command}") from error
-                retries -= 1
-                progress.note(f"{why} All that have begun continue from their last checkpoints.")
-                Reservations.release()
+        _fit(folder, prepared, progress)
 
 
 class TrialJob(Job):
@@ -219,15 +155,12 @@ class TrialProgress(JobProgress):
                 f" {ALIKE} trials after {done} rounds. {OTHER_METRIC}"
             )
 
-    def end_trial(self, record: Record) -> None:
+    def end_trial(self, one: Trial) -> None:
         """Note that a trial has ended, and print a line about it."""
-        score, state = record["score"], record["state"]
-        found = "" if score is None else f", validation {self._metric} {score:.4f}"
-        reason = record["reason"] if state in ("failed", "diverged") else None
-        outcome = Outcome(reason, seconds=(record["seconds"] or {}).get("total", 0.0))
-        self.end(
-            self._trials[record["method"], record["index"]], reason, outcome, f"{state}{found}"
-        )
+        found = "" if one.score is None else f", validation {self._metric} {one.score:.4f}"
+        reason = one.reason if one.state in ("failed", "diverged") else None
+        outcome = Outcome(reason, seconds=(one.seconds or {}).get("total", 0.0))
+        self.end(self._trials[one.method, one.index], reason, outcome, f"{one.state}{found}")
 
 
 def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) -> None:
@@ -243,7 +176,8 @@ def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) 
         folder,
         prepared.proposals(),
         trials=prepared.trials,
-        common={"seed": config.seed, "rounds": config.train.rounds},
+        seed=config.seed,
+        rounds=config.train.rounds,
         progress=progress,
         was_stopped=lambda *one: scheduler is not None and one in scheduler.stopped,
         keeps_all=config.output.keep_trials == "all",
@@ -257,11 +191,17 @@ def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) 
     except tune.TuneError as error:
         last = str(error).strip().splitlines()[-1]
         raise RunError(f"Ray Tune failed ({last}). Resume with: {folder.resume_command}") from error
+    except RuntimeError as error:
+        # Ray Tune does not expect this error of a worker that it waits for.
+        if OUT_OF_MEMORY not in str(error) or ray_session.are_lost():
+            raise
+        why = f"a trial failed: {why_lost(error)}"
+        raise RunError(f"{why} Resume with: {folder.resume_command}") from error
     search.remove_leftovers()  # a worker may have saved a trial after it was stopped
     shutil.rmtree(storage, ignore_errors=True)
     if search.refused is not None:
         raise search.refused
-    if not is_over(folder, prepared):
+    if not study_folder.read(folder.path).is_searched:
         raise LostError("Ray Tune stopped before the end.")
     check_unchanged(samples, sha256)
 
@@ -297,7 +237,7 @@ def _tuner(
         rest=federation.without_samples(),
     )
     return tune.Tuner(
-        tune.with_resources(function, bundles(resources, Reservations)),
+        tune.with_resources(function, bundles(resources)),
         tune_config=tune.TuneConfig(
             search_alg=search,
             scheduler=scheduler,
@@ -322,7 +262,8 @@ class Search(Searcher):  # type: ignore[misc]
         folder: Study folder.
         proposals: What proposes the trials of each method.
         trials: Number of trials of each method.
-        common: Entries that all records of trials have.
+        seed: Seed of all trials.
+        rounds: Number of rounds of a trial that is not stopped.
         progress: Progress of the trials.
         was_stopped: Function that returns whether the scheduler has stopped a trial. Ray Tune may
             end one early because its worker died; that one is handed out again.
@@ -339,18 +280,19 @@ class Search(Searcher):  # type: ignore[misc]
         proposals: Mapping[str, Proposals],
         *,
         trials: Mapping[str, int],
-        common: Record,
+        seed: int,
+        rounds: int,
         progress: TrialProgress,
         was_stopped: Callable[[str, int], bool] = lambda method, index: False,
         keeps_all: bool = False,
     ) -> None:
         super().__init__()
         self._study, self._proposals, self._each = folder, proposals, trials
-        self._common, self._progress, self._keeps_all = common, progress, keeps_all
-        self._was_stopped = was_stopped
-        self._records: dict[str, dict[int, Record]] = {method: {} for method in proposals}
-        for record in folder.records():
-            self._records[record["method"]][record["index"]] = record
+        self._seed, self._rounds = seed, rounds
+        self._progress, self._keeps_all, self._was_stopped = progress, keeps_all, was_stopped
+        self._known: dict[str, dict[int, Trial]] = {method: {} for method in proposals}
+        for one in folder.trials():
+            self._known[one.method][one.index] = one
         self._begun: set[str] = set()
         self.trials: dict[str, TrialFolder] = {}
         self.refused: UserError | None = None
@@ -359,59 +301,56 @@ class Search(Searcher):  # type: ignore[misc]
         """Return the config of the next trial; None while other trials must end first."""
         is_over = True
         for method, proposals in self._proposals.items():
-            records, given = self._records[method], proposals.given(self._records[method])
-            for index, params in enumerate(given):
-                trial, record = TrialFolder(self._study.path, method, index), records.get(index)
-                if record is not None and record["params"] != params:
+            known = self._known[method]
+            for index, params in enumerate(proposals.given(known)):
+                trial, before = TrialFolder(self._study.path, method, index), known.get(index)
+                if before is not None and before.params != params:
                     self.refused = UserError(
-                        f"{trial.path} began with {record['params']}, and Optuna proposes {params}"
+                        f"{trial.path} began with {before.params}, and Optuna proposes {params}"
                         " now: this is another version of it. Resume with that one, or start a new"
                         " study."
                     )
                     return str(Searcher.FINISHED)
-                if trial.name in self._begun or (record and record["state"] in ENDS):
+                if trial.name in self._begun or (before and before.state != "running"):
                     continue
                 self._begun.add(trial.name)
                 self.trials[trial_id] = trial
                 self._progress.begin_trial(trial)
                 return {"method": method, "index": index, "params": params}
-            ended = sum(record["state"] in ENDS for record in records.values())
+            ended = sum(one.state != "running" for one in known.values())
             is_over &= ended == self._each[method]
         return str(Searcher.FINISHED) if is_over else None
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Record how a trial ended: as its worker wrote, or that it was stopped or failed."""
-        if error and ray_session.are_lost():
-            return  # a resumed study continues it
-        trial = self.trials[trial_id]
-        records = self._records[trial.method]
-        params = self._proposals[trial.method].given(records)[trial.index]
-        record = trial.read() or trial.begin({"params": params, **self._common})
-        if record["state"] not in ENDS:
-            if not error and not self._was_stopped(trial.method, trial.index):
-                self._begun.discard(trial.name)
-                return
-            state = "failed" if error else "stopped"
-            reason = "its worker failed." if error else "stopped by the scheduler."
-            record |= {"state": state, "reason": reason, "ended": now(), "lost": error}
-            trial.write(record)
-        records[trial.index] = record
-        self.remove_leftovers()
+        """Record how a trial ended. After an error, Ray Tune calls `Events.on_trial_error` too."""
         if not error:
-            self._progress.end_trial(record)
+            self.end(trial_id)
 
-    def say_why(self, trial_id: str, reason: str) -> None:
-        """Record why a trial failed. Ray Tune tells the reason after the trial has ended."""
-        if ray_session.are_lost():
-            return
-        trial = self.trials[trial_id]
-        record = self._records[trial.method][trial.index]
-        if record["lost"]:
-            record["reason"] = reason
-            trial.write(record)
-        self._progress.end_trial(record)
+    def end(self, trial_id: str, reason: str | None = None) -> None:
+        """Record how a trial ended: as its worker wrote, or that it was stopped or failed.
+
+        Args:
+            trial_id: Ray Tune's id.
+            reason: Why its worker failed; None if it did not.
+        """
+        if reason is not None and ray_session.are_lost():
+            return  # a resumed study continues it
+        folder = self.trials[trial_id]
+        known = self._known[folder.method]
+        params = self._proposals[folder.method].given(known)[folder.index]
+        trial = folder.read() or folder.begin(params, seed=self._seed, rounds=self._rounds)
+        if trial.state == "running":
+            if reason is None and not self._was_stopped(folder.method, folder.index):
+                self._begun.discard(folder.name)
+                return
+            state = "stopped" if reason is None else "failed"
+            why = reason or "stopped by the scheduler."
+            trial = folder.write(trial, state=state, reason=why, ended=now())
+        known[folder.index] = trial
+        self.remove_leftovers()
+        self._progress.end_trial(trial)
 
     def remove_leftovers(self) -> None:
         """Remove the checkpoints of trials that have lost, unless all are kept.
@@ -419,16 +358,12 @@ class Search(Searcher):  # type: ignore[misc]
         A trial has lost if it has ended and another one of its method is better, or if it has no
         score. It is never trained again: its metrics and its configuration are all that is read.
         """
-        if self._keeps_all:
-            return
-        for records in self._records.values():
-            ended = [record for record in records.values() if record["state"] in ENDS]
-            best = winner(ended)
-            for record in ended:
-                if best is None or record["index"] != best.index:
-                    shutil.rmtree(
-                        self._study.trial(record).path / "checkpoints", ignore_errors=True
-                    )
+        for known in () if self._keeps_all else self._known.values():
+            ended = [one for one in known.values() if one.state != "running"]
+            best = best_trial(ended)
+            for one in ended:
+                if one is not best:
+                    shutil.rmtree(self._study.trial(one).path / "checkpoints", ignore_errors=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return an empty state: the study folder has all that a resumed study needs."""
@@ -445,11 +380,11 @@ Seen = tuple[str, int, int, float]
 def seen_in(folder: StudyFolder, prepared: PreparedStudy) -> Iterator[Seen]:
     """Yield the evaluations of the trials that have begun."""
     metric = prepared.request.metric
-    for record in folder.records():
-        file = folder.trial(record).path / "metrics.csv"
+    for one in folder.trials():
+        file = folder.trial(one).path / "metrics.csv"
         rows = metrics_file.read(file) if file.is_file() else []
         for number, found in by_round(rows).items():
-            yield record["method"], record["index"], number, found.get(metric, WORST)
+            yield one.method, one.index, number, found.get(metric, WORST)
 
 
 class Halving(FIFOScheduler):  # type: ignore[misc]
@@ -566,12 +501,12 @@ class Events(tune.Callback):  # type: ignore[misc]
         if ray_session.are_lost():  # the worker was ended for this reason
             return
         folder = self._search.trials[trial.trial_id]
-        if (record := folder.read()) is not None:
-            folder.write(record | {"attempts": record["attempts"] + 1})
+        if (known := folder.read()) is not None:
+            folder.write(known, attempts=known.attempts + 1)
         self._progress.note(
             f"{folder.name} failed ({reason_of(trial)}), and resumes from its checkpoint."
         )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record why a trial failed for the last time."""
-        self._search.say_why(trial.trial_id, reason_of(trial))
+        self._search.end(trial.trial_id, reason_of(trial))

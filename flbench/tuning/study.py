@@ -1,8 +1,7 @@
 """The study folder, and the folders of its trials."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -12,19 +11,13 @@ from flbench.core.documents import read_json
 from flbench.core.wording import in_shell
 from flbench.jobs.folder import JobFolder
 from flbench.jobs.job import Job
-from flbench.results.study_folder import Trial, best_trial
+from flbench.results.study_folder import Params, Trial, read_trial
 
-Record = dict[str, Any]  # content of a trial.json
-ENDS: Final = ("finished", "stopped", "diverged", "failed")
-BEGUN: Final[Record] = {"state": "running", "reason": None, "ended": None, "lost": False}
-"""Entries of a trial that begins, or goes on. `lost` is true of one that has failed because its
-worker did, for the last time: a resumed study may train it again."""
 OTHER_METRIC: Final = (
     "Search by another metric (--metric), or with more rounds (--rounds) or validation samples"
     " (partition.split)."
 )
 """What helps where a metric tells no two trials apart."""
-NEW: Final[Record] = {"round": 0, "score": None, "loss": None, "seconds": {}, "attempts": 1}
 
 
 class StudyFolder(JobFolder):
@@ -40,7 +33,7 @@ class StudyFolder(JobFolder):
         """Return the command that resumes a study."""
         return f"flbench tune --resume {in_shell(path)}"
 
-    def description(self) -> Record:
+    def description(self) -> dict[str, Any]:
         """Return the content of study.json.
 
         Raises:
@@ -48,22 +41,21 @@ class StudyFolder(JobFolder):
         """
         return read_json(self.path / self.marker)
 
-    def records(self) -> Iterator[Record]:
-        """Yield the content of the trial.json of each trial that has begun, sorted by folder.
+    def trials(self) -> list[Trial]:
+        """Return the trials that have begun, sorted by folder.
 
         Raises:
-            DataError: A file is damaged.
+            DataError: The trial.json of one is damaged.
         """
-        for file in sorted(self.path.glob("trials/*/*/trial.json")):
-            yield read_json(file)
+        return [read_trial(file) for file in sorted(self.path.glob("trials/*/*/trial.json"))]
 
-    def trial(self, record: Record) -> "TrialFolder":
-        """Return the folder of the trial of a trial.json."""
-        return TrialFolder(self.path, record["method"], record["index"])
+    def trial(self, one: Trial) -> "TrialFolder":
+        """Return the folder of a trial."""
+        return TrialFolder(self.path, one.method, one.index)
 
     def is_done(self, job: Job) -> bool:
         """Return whether a trial has ended."""
-        return self._state(job) in ENDS
+        return self._state(job) not in (None, "running")
 
     def has_failed(self, job: Job) -> bool:
         """Return whether a trial has failed or diverged."""
@@ -72,7 +64,7 @@ class StudyFolder(JobFolder):
     def _state(self, job: Job) -> str | None:
         """Return the state of a trial; None if it has not begun."""
         file = self.run_folder(job) / "trial.json"
-        return read_json(file)["state"] if file.is_file() else None
+        return read_trial(file).state if file.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -102,37 +94,33 @@ class TrialFolder:
         """The folder."""
         return self.study / self.name
 
-    def read(self) -> Record | None:
-        """Return the content of trial.json; None if the trial has not begun.
+    def read(self) -> Trial | None:
+        """Return the trial; None if it has not begun.
 
         Raises:
-            DataError: The file is damaged.
+            DataError: trial.json is damaged.
         """
         file = self.path / "trial.json"
-        return read_json(file) if file.is_file() else None
+        return read_trial(file) if file.is_file() else None
 
-    def write(self, record: Record) -> None:
-        """Write trial.json atomically; the folder is made if necessary."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        files.write(self.path / "trial.json", (json.dumps(record, indent=1) + "\n").encode())
+    def write(self, trial: Trial, **changes: Any) -> Trial:
+        """Write trial.json atomically, and return the trial with the changes.
 
-    def begin(self, given: Mapping[str, Any]) -> Record:
-        """Write and return the record of a trial that begins, or goes on, in this process.
-
-        Args:
-            given: Entries of the record: `params`, `seed` and `rounds`, and where the trial runs.
+        The folder is made if necessary.
         """
-        new = {"method": self.method, "index": self.index, **NEW, "started": now()}
-        record = new | (self.read() or {}) | dict(given) | BEGUN
-        self.write(record)
-        return record
+        trial = replace(trial, **changes)
+        self.path.mkdir(parents=True, exist_ok=True)
+        files.write(self.path / "trial.json", (json.dumps(asdict(trial), indent=1) + "\n").encode())
+        return trial
 
-
-def winner(records: Iterable[Record]) -> Trial | None:
-    """Return the best finished trial of a method; see `best_trial`."""
-    names = [field.name for field in fields(Trial)]
-    known: list[Record] = [{name: one.get(name) for name in names} for one in records]
-    return best_trial([Trial(**one) for one in known])
+    def begin(self, params: Params, *, seed: int, rounds: int, **where: Any) -> Trial:
+        """Write and return a trial that begins, or goes on, on a `node` in the process `pid`."""
+        new = Trial(
+            *(self.method, self.index, seed, params, "running", None, 0, rounds, None, {}, now()),
+            ended=None,
+        )
+        changes = {"params": params, "seed": seed, "rounds": rounds, **where}
+        return self.write(self.read() or new, **changes, state="running", reason=None, ended=None)
 
 
 def now() -> str:

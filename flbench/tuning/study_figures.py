@@ -15,7 +15,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from flbench.reports.picture import Picture, literal
 from flbench.results.study_folder import Trial, best_trial
-from flbench.tuning.importance import Importance
 from flbench.tuning.search_space import Parameter, shown
 
 UNSET = -0.14  # position on an axis of a trial that lacks the parameter
@@ -110,31 +109,15 @@ def scatter(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) -> 
             plot.xaxis.set_major_formatter("{x:g}")
             plot.xaxis.set_minor_formatter(NullFormatter())
         plot.margins(y=0.12)
-        _plain(plot)
+        plot.grid(alpha=0.3)
+        plot.spines[["top", "right"]].set_visible(False)
+        plot.tick_params(labelsize=7)
         plot.tick_params(axis="x", rotation=40 if sum(map(len, map(shown, known))) > 22 else 0)
         plot.set_xlabel(name.replace("\n", ""), fontsize=8)
     for plot in plots[len(axes) :]:
         plot.set_visible(False)
     for plot in plots[::wide]:
         plot.set_ylabel(metric, fontsize=8)
-    return figure
-
-
-@literal
-def shares(found: Importance) -> Figure:
-    """Draw a bar for the importance of each parameter, and a line where chance seldom reaches."""
-    names = list(found.shares)[::-1]
-    figure = Picture(figsize=(6.5, 0.55 + 0.3 * len(names)), layout="constrained")
-    plot = figure.add_subplot()
-    bars = plot.barh(names, [found.shares[name] for name in names], color=BLUE, height=0.65)
-    said = [f"{found.shares[name]:.2f} (p = {found.p[name]:.2f})" for name in names]
-    box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6}
-    plot.bar_label(bars, said, padding=3, fontsize=8, bbox=box)
-    for k, name in enumerate(names):
-        plot.plot([found.chance[name]] * 2, [k - 0.42, k + 0.42], color=RED, linewidth=1.6)
-    plot.set_xlim(0, 1.2)
-    _plain(plot, 8)
-    plot.set_xlabel("share of the explained variance of the score", fontsize=8)
     return figure
 
 
@@ -182,10 +165,3 @@ def _names(axes: Sequence[Parameter]) -> list[str]:
         for axis, name in zip(axes, last, strict=True)
     ]
     return [textwrap.fill(one.replace("_", "_ "), 13).replace("_ ", "_") for one in names]
-
-
-def _plain(plot: Axes, size: float = 7) -> None:
-    """Set the common style of a plot."""
-    plot.grid(alpha=0.3)
-    plot.spines[["top", "right"]].set_visible(False)
-    plot.tick_params(labelsize=size)

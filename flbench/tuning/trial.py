@@ -30,7 +30,7 @@ from flbench.jobs.training import run_or_resume
 from flbench.results.summary import RunningSummary
 from flbench.tuning.scores import metrics_at, reported
 from flbench.tuning.search_space import why_not_searched
-from flbench.tuning.study import Record, TrialFolder, now
+from flbench.tuning.study import TrialFolder, now
 from flbench.workers.actor_pool import check_unchanged
 from flbench.workers.shipping import Parcel
 
@@ -88,7 +88,7 @@ def train(
     folder: TrialFolder,
     base: Base,
     federation: Federation,
-    given: Record,
+    given: Mapping[str, Any],
     metric: str,
     report: Callable[[int, float], None],
 ) -> None:
@@ -98,7 +98,7 @@ def train(
         folder: Its folder.
         base: What all trials of the method have in common.
         federation: The data that all trials share.
-        given: What trial.json says of the trial in any case: its parameters, and where it runs.
+        given: Arguments of `TrialFolder.begin`.
         metric: Metric that scores the trial.
         report: Function that gets the number of rounds and the score of each evaluation. It raises
             SystemExit if the scheduler has stopped the trial.
@@ -106,15 +106,16 @@ def train(
     Raises:
         RunError: The machine failed. Errors that another attempt cannot cure are in trial.json.
     """
-    record = folder.begin(given)
+    written = folder.begin(**given)
 
     def reported_by(run: RunView) -> None:
-        found = metrics_at(run.rows, run.round)
-        score, loss = found.get(metric), found.get(LOSS)
+        nonlocal written
+        metrics = metrics_at(run.rows, run.round)
+        score, loss = metrics.get(metric), metrics.get(LOSS)
         seconds = {key: round(value, 3) for key, value in run.seconds.items()}
         steps = RunningSummary(list(run.rows)).totals()["steps"]
-        record.update(round=run.round, score=score, loss=loss, seconds=seconds, steps=steps)
-        folder.write(record)
+        found = {"round": run.round, "score": score, "loss": loss}
+        written = folder.write(written, **found, seconds=seconds, steps=steps)
         try:
             report(run.round, WORST if score is None else score)
         except SystemExit:
@@ -125,14 +126,14 @@ def train(
     state, reason = "finished", None
     try:
         with base.parcel.opened():
-            base.run(folder.path, record["params"], federation, Reporter(base, reported_by))
+            base.run(folder.path, written.params, federation, Reporter(base, reported_by))
     except DivergedError as error:
         state, reason = "diverged", str(error)
     except UserError as error:
         state, reason = "failed", f"{folder.name}: {error}"
     except KeyboardInterrupt:
         raise SystemExit from None
-    folder.write(record | {"state": state, "reason": reason, "ended": now()})
+    folder.write(written, state=state, reason=reason, ended=now())
 
 
 def of_study(

@@ -39,14 +39,13 @@ def drawn(k):
 
 
 def test_parameter_that_makes_the_score_comes_first(tmp_path):
-    shares, _, p, chance = found(tmp_path, drawn, lambda params: params["algorithm.groups"] / 8)
+    shares, _, p = found(tmp_path, drawn, lambda params: params["algorithm.groups"] / 8)
 
     assert next(iter(shares)) == "algorithm.groups"
     assert shares["algorithm.groups"] > 0.5
     assert sum(shares.values()) == pytest.approx(1)
     assert set(shares) == set(SPACE)
     assert p["algorithm.groups"] == 1 / 40  # no permutation comes near
-    assert chance["algorithm.groups"] < shares["algorithm.groups"]
 
 
 @pytest.mark.slow

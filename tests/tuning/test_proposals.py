@@ -8,6 +8,7 @@ import optuna
 import pytest
 
 from flbench.core.errors import ConfigError
+from flbench.results.study_folder import Trial
 from flbench.tuning.proposals import Proposals
 from flbench.tuning.search_space import Space
 from tests.tuning.support import space_of
@@ -43,8 +44,12 @@ def score(params):
     )
 
 
+def ended(params, state="finished", score=None, done=9):
+    return Trial("hfcd", 0, 0, params, state, None, done, 9, score, None, None, None)
+
+
 def finished(params):
-    return {"state": "finished", "score": score(params), "round": 9, "params": params}
+    return ended(params, score=score(params))
 
 
 def searched(proposals, result=finished, known=None, order=None):
@@ -57,7 +62,7 @@ def searched(proposals, result=finished, known=None, order=None):
 
 
 def params_of(records):
-    return [record["params"] for record in records]
+    return [record.params for record in records]
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -83,7 +88,7 @@ def test_resumed_search_proposes_what_a_straight_one_does(search):
 
 
 def test_learning_search_waits_for_a_batch_whose_trials_differ():
-    one = {0: {"state": "running", "score": None, "round": 0}}
+    one = {0: ended({}, "running", done=0)}
     assert len(of("optuna", trials=9, batch=4).given(one)) == 4
     assert len(of("random", trials=9, batch=4).given(one)) == 9
     known = dict(enumerate(searched(of("optuna", trials=12, batch=12))))
@@ -122,7 +127,7 @@ def test_learning_search_finds_more_than_a_random_one():
     """After 40 trials the best is nearer to the top than random's, on average over ten seeds."""
 
     def loss(search, seed):
-        return -max(one["score"] for one in searched(of(search, seed=seed, trials=40)))
+        return -max(one.score for one in searched(of(search, seed=seed, trials=40)))
 
     seeds = range(10)
     assert sum(loss("optuna", k) for k in seeds) < sum(loss("random", k) for k in seeds)
@@ -134,12 +139,11 @@ def test_region_where_trials_do_not_finish_is_left(state):
 
     def result(params):
         if params["algorithm.tau"] <= 0.5:
-            return {"state": "finished", "score": 0.5, "round": 9, "params": params}
+            return ended(params, score=0.5)
         # A stopped one has a high score, but not of the last round: finished ones count more.
-        found = {"stopped": 0.9, "failed": math.nan}.get(state)
-        return {"state": state, "score": found, "round": 2, "params": params}
+        return ended(params, state, 0.9 if state == "stopped" else None, done=2)
 
-    taus = [one["params"]["algorithm.tau"] for one in searched(of("optuna", trials=40), result)]
+    taus = [one.params["algorithm.tau"] for one in searched(of("optuna", trials=40), result)]
 
     modelled = taus[10:]
     assert sum(tau > 0.5 for tau in modelled) < len(modelled) / 4

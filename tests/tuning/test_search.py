@@ -25,7 +25,7 @@ class Counting:
         self.trials, self.batch = trials, batch or trials
 
     def given(self, records):
-        ended = sum(one["state"] != "running" for one in records.values())
+        ended = sum(one.state != "running" for one in records.values())
         count = min(self.trials, self.batch * (ended // self.batch + 1))
         return [{"train.optimizer.lr": k} for k in range(count)]
 
@@ -35,9 +35,7 @@ def search_of(study, *methods, trials=2, batch=None, **options):
     proposals = {method: Counting(trials, batch) for method in methods or ["a"]}
     progress = SimpleNamespace(begin_trial=lambda trial: None, end_trial=ended.append)
     each = dict.fromkeys(proposals, trials)
-    made = Search(
-        StudyFolder(study), proposals, trials=each, common=GIVEN, progress=progress, **options
-    )
+    made = Search(StudyFolder(study), proposals, trials=each, progress=progress, **GIVEN, **options)
     made.ended = ended
     return made
 
@@ -46,7 +44,7 @@ def begun(made, name="x", **changes):
     """Write what a worker writes of a trial that Ray Tune calls so."""
     trial = made.trials[name]
     params = {"train.optimizer.lr": trial.index}
-    trial.write(trial.begin({"params": params, **GIVEN}) | changes)
+    trial.write(trial.begin(params, **GIVEN), **changes)
     return trial
 
 
@@ -124,43 +122,16 @@ def test_how_a_trial_ends(tmp_path, connected, wrote, error, was_stopped, is_los
 
     made.on_trial_complete("x", {}, error=error)
     if error:
-        made.say_why("x", "no space left")
+        made.end("x", "no space left")
 
-    record = made.trials["x"].read()
-    assert made.ended == ([record] if state else [])
+    found = made.trials["x"].read()
+    assert made.ended == ([found] if state else [])
     if state is None or wrote is DIVERGED:
-        assert record == before
+        assert found == before
     else:
-        assert record["state"] == state
-        assert (record["rounds"], record["params"]) == (4, {"train.optimizer.lr": 0})
-        assert not error or (record["reason"], record["lost"]) == ("no space left", True)
+        assert (found.state, found.rounds, found.params) == (state, 4, {"train.optimizer.lr": 0})
+        assert not error or found.reason == "no space left"
     assert (made.suggest("y") is not None) == (state is not None or not is_lost)
-
-
-@pytest.mark.parametrize(
-    ("search_by", "first", "left", "states"),
-    [
-        ("random", "failed", [0, 1, 2, 3, 4], "ffrrr"),
-        # Trials 2 and 3 are the batch of the first lost one; trial 4 was proposed from failures.
-        ("optuna", "failed", [0, 1, 2, 3], "ffrr"),
-        ("random", "finished", [0, 1, 2, 3, 4], "fffff"),  # never where a method has a winner
-    ],
-)
-def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, search_by, first, left, states):
-    (tmp_path / "study.json").write_text(json.dumps({"search": search_by, "batch": 2, "trials": 5}))
-    for index in range(5):
-        state = {"state": first if index == 0 else "failed", "score": 0.5, "lost": index > 1}
-        folder = TrialFolder(tmp_path, "a", index)
-        folder.write(folder.begin({"params": {}, **GIVEN}) | state)
-    study = StudyFolder(tmp_path)
-    assert search.has_lost(study) == ("r" in states)
-
-    search.begin_again(study)
-
-    records = list(study.records())
-    assert [record["index"] for record in records] == left
-    assert [record["state"] == "running" for record in records] == [one == "r" for one in states]
-    assert not search.has_lost(study)
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,10 @@ def test_trial_trains_as_a_run_with_its_parameters(federation, folders, tmp_path
     own = [row for row in wanted if row[1:3] == ("validation", "personal")]
     assert reports == [(row.round, row.value) for row in own if row.metric == "macro_f1"]
     record = folders[0].read()
-    assert (record["state"], record["round"], record["rounds"]) == ("finished", 4, 4)
-    assert record["score"] == reports[-1][1]
+    assert (record.state, record.round, record.rounds) == ("finished", 4, 4)
+    assert record.score == reports[-1][1]
     [loss] = [row.value for row in own if row.metric == "nll"]
-    assert record["loss"] == loss
+    assert record.loss == loss
     for name in ("config.yaml", "partition.npz", "partition.json", "provenance.json"):
         assert (folders[0].path / name).is_file()
     assert not (folders[0].path / "summary.json").exists()
@@ -196,7 +196,7 @@ def test_killed_trial_goes_on_from_its_checkpoint_and_ends_alike(
     assert weights_in(folders[1].path) == weights_in(folders[0].path)
     files = (folder.path / "metrics.csv" for folder in folders[:2])
     assert len({hashlib.sha256(file.read_bytes()).hexdigest() for file in files}) == 1
-    assert folders[1].read()["state"] == "finished"
+    assert folders[1].read().state == "finished"
 
 
 @pytest.mark.parametrize("keep", ["best", "all"])
@@ -207,7 +207,7 @@ def test_a_trial_that_the_scheduler_has_stopped_is_saved_if_all_are_kept(
     trained(folders[0], base_of(federation, items=items), federation, ends=2, kill=SystemExit)
 
     assert written == ([2] if keep == "all" else [])
-    assert folders[0].read()["state"] == "running"  # the process with the scheduler writes the end
+    assert folders[0].read().state == "running"  # the process with the scheduler writes the end
 
 
 class OfMissingModule:
@@ -228,8 +228,8 @@ def test_trial_that_cannot_read_what_it_is_sent_fails_with_the_reason(
     assert not trained(folders[0], base_of(federation, parcel=sealed), federation)
 
     record = folders[0].read()
-    assert record["state"] == "failed"
-    assert "module_of_this_process_alone" in record["reason"]
+    assert record.state == "failed"
+    assert "module_of_this_process_alone" in record.reason
 
 
 def test_run_folder_of_another_trial_goes_on_with_own_parameters(federation, folders):
@@ -251,9 +251,9 @@ def test_trial_that_the_method_refuses_is_failed_with_the_reason(federation, fol
     assert not trained(folders[0], base_of(federation), federation, {"train.optimizer.lr": -1.0})
 
     record = folders[0].read()
-    assert (record["score"], record["state"]) == (None, "failed")
+    assert (record.score, record.state) == (None, "failed")
     for part in ("train.optimizer.lr", folders[0].name):
-        assert part in record["reason"]
+        assert part in record.reason
 
 
 def test_trial_whose_clients_all_diverge_ends_early(federation, folders):
@@ -266,9 +266,9 @@ def test_trial_whose_clients_all_diverge_ends_early(federation, folders):
 
     assert (shared.x.numpy() == federation.x.numpy()).all()
     record = folders[0].read()
-    assert record["state"] == "diverged"
-    assert record["round"] < 4
-    assert record["reason"]
+    assert record.state == "diverged"
+    assert record.round < 4
+    assert record.reason
 
 
 def test_study_is_worked_on_by_one_process_at_a_time(tmp_path):

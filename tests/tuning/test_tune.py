@@ -25,6 +25,7 @@ from flbench.config.sources import from_file, from_overrides, leaves
 from flbench.core.tree import digest
 from flbench.experiment import lifecycle
 from flbench.results import metrics_file
+from flbench.results.study_folder import Trial, read_trial
 from flbench.tuning import prepare
 from flbench.tuning.study import StudyFolder
 from tests.support import SMALL
@@ -93,19 +94,19 @@ def assert_is_what_a_plain_loop_finds(study: Path, trials: int, out: Path) -> No
     with closing(StudyFolder.reopen(study)) as folder:
         prepared = prepare.reopen(folder, {})
     for method, proposals in prepared.proposals().items():
-        known: dict[int, dict[str, Any]] = {}
+        known: dict[int, Trial] = {}
         while len(known) < trials:
             for index, params in enumerate([*proposals.given(known)][len(known) :], len(known)):
                 name = f"trials/{method}/{index:03}"
-                record, run = record_of(study, name), run_of(study, name, out / name)
-                assert record["params"] == params
-                assert record["score"] == last_validation_accuracy(run)
+                trial = read_trial(study / name / "trial.json")
+                run = run_of(study, name, out / name)
+                assert trial.params == params
+                assert trial.score == last_validation_accuracy(run)
                 assert weights_in(study / name) == weights_in(run)
-                known[index] = record
-        scores = {k: (-one["score"], one["loss"]) for k, one in known.items()}
-        best = known[min(scores, key=scores.__getitem__)]["params"]
-        won = {} if best == known[0]["params"] else {f"{method} tuned": best}
-        for label, params in {method: known[0]["params"], **won}.items():
+                known[index] = trial
+        best = min(known.values(), key=lambda one: (-one.score, one.loss)).params
+        won = {} if best == known[0].params else {f"{method} tuned": best}
+        for label, params in {method: known[0].params, **won}.items():
             name = cell_of(study, label)
             config = yaml.safe_load((study / name / "config.yaml").read_text())
             assert {key: leaves(config)[key] for key in params} == params
