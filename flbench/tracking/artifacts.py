@@ -39,48 +39,40 @@ class File(NamedTuple):
     digest: str
 
 
-class Files:
-    """Collects the files of a node.
+def found(folder: Path, patterns: Iterable[str]) -> list[File]:
+    """Return files of a folder by their names, or by patterns such as `tables/*.csv`.
 
-    Attributes:
-        found: The files.
-        tags: Tags of the node: what is not sent.
+    Raises:
+        UserError: A file is a link.
     """
-
-    def __init__(self) -> None:
-        self.found: list[File] = []
-        self.tags: dict[str, str] = {}
-
-    def add(self, folder: Path, patterns: Iterable[str]) -> None:
-        """Add files of a folder by their names, or by patterns such as `tables/*.csv`.
-
-        Raises:
-            UserError: A file is a link.
-        """
-        known = {file.path for file in self.found}
-        for file in (one for pattern in patterns for one in sorted(folder.glob(pattern))):
-            files.check_no_link(file)
+    there: list[File] = []
+    for file in (one for pattern in patterns for one in sorted(folder.glob(pattern))):
+        files.check_no_link(file)
+        if file.is_file():
             name = file.relative_to(folder).as_posix()
-            if file.is_file() and file not in known:
-                both = f"{name}\0{digest_of(file)}".encode(errors="surrogateescape")
-                # A tag has the digests of all files of a run, so they are short.
-                self.found.append(File(name, file, sha256(both).hexdigest()[:8]))
+            both = f"{name}\0{digest_of(file)}".encode(errors="surrogateescape")
+            # A tag has the digests of all files of a run, so they are short.
+            there.append(File(name, file, sha256(both).hexdigest()[:8]))
+    return there
 
-    def add_checkpoints(self, folder: Path) -> None:
-        """Add the checkpoint of the best round, and that of the last round if it is another."""
-        sent = ""
-        for name in ("best", "last"):
-            file = folder / "checkpoints" / f"{name}.safetensors"
-            if not file.is_file() or digest_of(file) == sent:
-                continue
-            sent, parts = digest_of(file), [file]
-            with suppress(DataError):  # what cannot be read is sent as it is
-                parts = [part for part in files_of(file) if part.is_file()]
-            size = sum(part.stat().st_size for part in parts)
-            if size > (most := MAX_CHECKPOINT_BYTES):
-                self.tags[f"not_sent.checkpoint.{name}"] = f"{size:,} bytes (more than {most:,})"
-            else:
-                self.add(folder, [f"checkpoints/{part.name}" for part in parts])
+
+def checkpoints(folder: Path) -> list[File]:
+    """Return the checkpoint of the best round, and that of the last round if it is another.
+
+    One with more than `MAX_CHECKPOINT_BYTES` is left out.
+    """
+    there: dict[str, None] = {}
+    sent = ""
+    for name in ("best", "last"):
+        file = folder / "checkpoints" / f"{name}.safetensors"
+        if not file.is_file() or digest_of(file) == sent:
+            continue
+        sent, parts = digest_of(file), [file]
+        with suppress(DataError):  # what cannot be read is sent as it is
+            parts = [part for part in files_of(file) if part.is_file()]
+        if sum(part.stat().st_size for part in parts) <= MAX_CHECKPOINT_BYTES:
+            there |= dict.fromkeys(f"checkpoints/{part.name}" for part in parts)
+    return found(folder, there)
 
 
 def digest_of(path: Path) -> str:

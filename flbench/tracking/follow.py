@@ -59,25 +59,18 @@ class Synced:
 def sync_all(folders: Sequence[Path], uri: str | None) -> Iterator[Synced]:
     """Send several folders, one after the other. One that cannot be sent does not stop the rest.
 
-    A store that was not reached for one folder is not tried for others.
-
     Raises:
         UserError: A path is neither a run nor a study nor a comparison; nothing is sent.
     """
     wholes = [check(folder) for folder in folders]
-    unreached: dict[str, NotSentError] = {}
     for folder, found in zip(folders, wholes, strict=True):
         counts, shown, error = SentCounts(), None, None
         try:
             shown = _address_of(found, uri).shown
-            if shown in unreached:
-                raise unreached[shown]
             sync(folder, uri, counts)
         except UserError as caught:
             rest = ""
-            if isinstance(caught, NotSentError) and caught.kind == "away" and shown:
-                unreached[shown] = caught
-            elif isinstance(caught, NotSentError) and caught.is_of_files:
+            if isinstance(caught, NotSentError) and caught.is_of_files:
                 rest = "\nEverything else was sent. The next flbench sync sends these files."
             about = f"{folder} is not completely in MLflow:\n" if len(folders) > 1 else ""
             error = UserError(f"{about}{caught}{rest}")

@@ -26,8 +26,6 @@ from flbench.tracking.tree import ENDED, Node, tree
 
 RUN_TAG: Final = "flbench.run"
 """Tag with the name of the folder that a run is a copy of; see `tree.identifier`."""
-DATA_TAG: Final = "flbench.data"
-"""Tag with the SHA-256 of the samples."""
 SENT_TAG: Final = "mlflow.flbench.sent"
 """Tag with the number of points of curves that were sent, and their hash. MLflow's pages hide tags
 named `mlflow.*`."""
@@ -36,7 +34,6 @@ FILES_TAG: Final = "mlflow.flbench.files"
 MAX_PARAMETER: Final = 6000
 MAX_TAG: Final = 8000
 """Characters of a parameter and a tag."""
-DIGEST: Final = 32  # characters of the hash of a data set; MLflow allows 36
 MAX_AWAY: Final = 2
 """Files in sequence for which the store is away or busy, after which the others are not tried: a
 server may take seconds for each."""
@@ -167,7 +164,7 @@ class Sender:
         run = self._runs.get(node.key) or self._make(node)
         if node.status == "RUNNING":
             self._set_status(run, node)
-        for send in (self._send_params, self._send_metrics, self._send_data):
+        for send in (self._send_params, self._send_metrics):
             with self._keeping(node, lines):
                 send(run, node)
         self._set_tags(run, {"kind": node.kind, **node.tags})
@@ -223,25 +220,6 @@ class Sender:
         self.sent.metrics += len(new)
         if node.curves:
             self._set_tags(run, {SENT_TAG: f"{len(node.curves)} {_digest(node.curves)}"})
-
-    def _send_data(self, run: _Run, node: Node) -> None:
-        """Record data sets as inputs of the run: name, hash and number of classes.
-
-        MLflow has one entry for all runs of an experiment with the same data set. Therefore the
-        entry says nothing about partitions, in which the runs may differ.
-        """
-        known = ",".join(node.data)[:MAX_TAG]
-        if not node.data or run.tags.get(DATA_TAG) == known:
-            return
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        inputs = []
-        for digest, (name, classes) in node.data.items():
-            profile = f'{{"classes": {classes}}}' if classes else "{}"
-            data = Dataset(name, digest[:DIGEST], "local", f'{{"uri": "{name}"}}', profile=profile)
-            inputs.append(DatasetInput(data, [InputTag("mlflow.data.context", "training")]))
-        self._client.log_inputs(run.id, inputs)  # it does not repeat those that are there
-        self._set_tags(run, {DATA_TAG: known})
 
     def _set_tags(self, run: _Run, tags: dict[str, str]) -> None:
         """Set tags. A long value is cut."""

@@ -26,7 +26,6 @@ or nobody: it is the database in the current folder, which may be somebody else'
 FOLDER_VARIABLE: Final = "MLFLOW_ALLOW_FILE_STORE"
 TIMEOUT_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 RETRIES_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
-DATABASE_SERVERS: Final = ("postgresql", "mysql", "mssql")
 CREDENTIALS: Final = ("TOKEN", "USERNAME", "PASSWORD", "AUTH", "AWS_SIGV4", "CLIENT_CERT_PATH")
 """Variables `MLFLOW_TRACKING_...` with what MLflow sends to any server."""
 GIVE: Final = "--uri ADDRESS for flbench sync, tracking.uri=ADDRESS for flbench run, compare, tune"
@@ -329,13 +328,6 @@ def open_store(address: Address | str) -> Store:
 
     # It prints the traceback of an error that it raises too.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    if urlsplit(address.uri).scheme.partition("+")[0] in DATABASE_SERVERS:
-        from sqlalchemy import create_engine
-        from sqlalchemy.pool import NullPool
-
-        # MLflow would try for 100 seconds to reach the server.
-        with create_engine(address.uri, poolclass=NullPool).connect():
-            pass
     with _exclusive(address.uri):
         client = MlflowClient(tracking_uri=address.uri)
         client.search_experiments(max_results=1)  # makes the tables

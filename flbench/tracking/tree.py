@@ -2,7 +2,7 @@
 
 A run folder is one node. A comparison has a node for itself, for each method and for each cell; a
 study has the trials of its search besides, below their methods. Reading changes nothing, and a
-part that is damaged leaves out that part alone.
+cell or trial that is damaged is left out alone.
 """
 
 import re
@@ -25,7 +25,7 @@ from flbench.jobs.folder import read_failures
 from flbench.results import study_folder
 from flbench.results.study_folder import Header, Trial
 from flbench.tracking import artifacts, measures
-from flbench.tracking.artifacts import File, Files
+from flbench.tracking.artifacts import File
 from flbench.tracking.measures import Point
 from flbench.tracking.mirror import Outcome
 
@@ -61,7 +61,6 @@ class Node:
         points: Points of metrics with one value.
         curves: Points of curves, in the order of the rows of metrics.csv.
         files: Its files.
-        data: Name and number of classes of each data set, by the SHA-256 of its samples.
     """
 
     key: str
@@ -76,7 +75,6 @@ class Node:
     points: Sequence[Point] = ()
     curves: Sequence[Point] = ()
     files: Sequence[File] = ()
-    data: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 class Tree(NamedTuple):
@@ -128,25 +126,24 @@ def tree(folder: Path, outcome: Outcome | None) -> Tree:
     """Return what MLflow should have of the folder of a run, a comparison or a study.
 
     Raises:
-        DataError: The description of the whole folder is damaged.
+        DataError: The description of the whole folder is damaged, or a file of a run.
     """
     is_live = outcome is None or (outcome == "unknown" and is_locked(folder))
     unfinished = "RUNNING" if is_live else STATUS.get(outcome or "", ENDED)
     if study_folder.is_study(folder) or is_comparison(folder):
         found = _Campaign(folder, unfinished).tree()
     else:
-        found = training(folder, is_over=outcome is not None)
-        [node] = found.nodes
+        node, of_run = training(folder, is_over=outcome is not None)
         # MLflow's pages show the date beside the name.
         name = printable(re.sub(r"-\d{8}-\d{6}-", "-", folder.name))
         status = node.status or unfinished
         node = replace(node, key=identifier(folder.name), name=name, status=status)
-        found = found._replace(nodes=[node])
+        found = Tree([node], [], of_run)
     experiment = tracking_of(folder).get("experiment")
     return found._replace(experiment=str(experiment)) if experiment else found
 
 
-def training(folder: Path, *, is_over: bool, metric: str = "") -> Tree:
+def training(folder: Path, *, is_over: bool, metric: str = "") -> tuple[Node, str]:
     """Read a run folder as one node without key and name. An unchanged one is not read again.
 
     Args:
@@ -154,6 +151,12 @@ def training(folder: Path, *, is_over: bool, metric: str = "") -> Tree:
         is_over: Whether nobody writes it. Tables and checkpoints, which change after each
             evaluation, are left out before.
         metric: Metric that ranks the methods; "" for that of the configuration.
+
+    Returns:
+        The node, and the name of the experiment.
+
+    Raises:
+        DataError: A file is damaged.
     """
     # A file that is being replaced is there the next time.
     versions = []
@@ -165,8 +168,7 @@ def training(folder: Path, *, is_over: bool, metric: str = "") -> Tree:
 
 
 @lru_cache(maxsize=4096)
-def _training(folder: Path, versions: object, is_over: bool, metric: str) -> Tree:
-    errors: list[DataError] = []
+def _training(folder: Path, versions: object, is_over: bool, metric: str) -> tuple[Node, str]:
     config = read_yaml(folder / "config.yaml", required=True)
     with as_data_error(folder / "config.yaml"):
         tags = {key: str(config[key]["name"]) for key in ("algorithm", "data", "model")}
@@ -175,46 +177,33 @@ def _training(folder: Path, versions: object, is_over: bool, metric: str) -> Tre
         experiment = f"{tags['dataset']}-{config['partition']['scheme']}"
         best = config.get("evaluation", {}).get("best") or {}
         metric = metric or str(best.get("metric") or "accuracy")
-    provenance: Mapping[str, Any] = {}
-    data: dict[str, tuple[str, int]] = {}
-    curves: list[Point] = []
-    values: list[Point] = []
-    with _keeping(errors):
-        provenance = read_json(folder / "provenance.json")
-        if module := provenance.get("module"):  # it makes its own optimizer
-            train = {key: value for key, value in config["train"].items() if key != "optimizer"}
-            config = {**config, "train": train, "module": module}
-        if revision := provenance.get("git_revision"):
-            tags["mlflow.source.git.commit"] = str(revision)
-    with _keeping(errors):
-        about = read_json(folder / "partition.json")
-        tags |= {"partition": str(about["hash"])} if "hash" in about else {}
-        data = _data(folder)
-    with _keeping(errors):
-        curves = measures.curves(folder / "metrics.csv", metric)
-    with _keeping(errors):
-        values = measures.values(folder, metric, len({name for name, _, _ in curves}))
-    files = Files()
+    provenance, about = (read_json(folder / f"{name}.json") for name in ("provenance", "partition"))
+    if module := provenance.get("module"):  # it makes its own optimizer
+        train = {key: value for key, value in config["train"].items() if key != "optimizer"}
+        config = {**config, "train": train, "module": module}
+    if revision := provenance.get("git_revision"):
+        tags["mlflow.source.git.commit"] = str(revision)
+    tags |= {"partition": str(about["hash"])} if "hash" in about else {}
+    curves = measures.curves(folder / "metrics.csv", metric)
+    values = measures.values(folder, metric, len({name for name, _, _ in curves}))
     if folder.parents[1].name == "trials" and study_folder.is_study(folder.parents[2]):
-        files.add(folder, artifacts.OF_TRIAL)
+        files = artifacts.found(folder, artifacts.OF_TRIAL)
     else:
-        files.add(folder, artifacts.OF_RUN)
+        files = artifacts.found(folder, artifacts.OF_RUN)
         if is_over:
-            files.add(folder, artifacts.OF_RESULTS)
-            files.add_checkpoints(folder)
-    started, ended = _times(folder, provenance, errors)
+            files += artifacts.found(folder, artifacts.OF_RESULTS) + artifacts.checkpoints(folder)
+    started, ended = _times(folder, provenance)
     node = Node(
         *("", "", "run", started, None),
         status="FINISHED" if (folder / "summary.json").is_file() else "",
         ended=ended,
-        tags=tags | files.tags,
+        tags=tags,
         params=params_of(config),
         points=values,
         curves=curves,
-        files=files.found,
-        data=data,
+        files=files,
     )
-    return Tree([node], errors, experiment)
+    return node, experiment
 
 
 def params_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -225,17 +214,7 @@ def params_of(config: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _data(folder: Path) -> dict[str, tuple[str, int]]:
-    """Return name and number of classes of the data set of a run, by the SHA-256 of its samples."""
-    about = read_json(folder / "partition.json")
-    with as_data_error(folder / "partition.json"):
-        digest = str(about.get("data") or about["labels"]) if about else ""
-        return {digest: (str(about["dataset"]), len(about.get("classes", ())))} if about else {}
-
-
-def _times(
-    folder: Path, provenance: Mapping[str, Any], errors: list[DataError]
-) -> tuple[int, int | None]:
+def _times(folder: Path, provenance: Mapping[str, Any]) -> tuple[int, int]:
     """Return when a run began and ended, in ms since 1970.
 
     For a finished run, interruptions are left out, so that the duration in MLflow is the time that
@@ -243,12 +222,11 @@ def _times(
     """
     begun, changed = folder / "config.yaml", folder / "metrics.csv"
     started, ended = _written(begun), _written(changed if changed.is_file() else begun)
-    with _keeping(errors), as_data_error(folder / "provenance.json"):
+    with as_data_error(folder / "provenance.json"):
         started = milliseconds(provenance.get("started")) or started
-    with _keeping(errors):
-        summary = read_json(folder / "summary.json")
-        with as_data_error(folder / "summary.json"):
-            ended = started + int(1000 * summary["seconds"]["total"]) if summary else ended
+    summary = read_json(folder / "summary.json")
+    with as_data_error(folder / "summary.json"):
+        ended = started + int(1000 * summary["seconds"]["total"]) if summary else ended
     return started, ended
 
 
@@ -326,7 +304,7 @@ class _Campaign:
             status = self._unfinished if is_live else ENDED
         # MLflow's tables show only the first characters: they must tell the runs apart.
         words = [cell.name.rpartition("-")[2], cell.method, *([cell.place] * self._has_places)]
-        node = self._training(path, is_over=status != "RUNNING")
+        node, _ = training(path, is_over=status != "RUNNING", metric=self._metric)
         return replace(
             node,
             key=f"{self._key}/cells/{identifier(cell.name)}",
@@ -336,12 +314,6 @@ class _Campaign:
             status=status,
             tags={**node.tags, "method": cell.method, "setting": cell.place} | _reason(reason),
         )
-
-    def _training(self, path: Path, *, is_over: bool) -> Node:
-        """Read a run folder, and keep its errors."""
-        found = training(path, is_over=is_over, metric=self._metric)
-        self._errors += found.errors
-        return found.nodes[0]
 
     def _trials(self) -> Iterator[tuple[Trial, Node]]:
         """Yield the trials with their nodes."""
@@ -360,7 +332,7 @@ class _Campaign:
         is_running = trial.state == "running"
         node = Node("", "", "trial", self._started)  # it may be refused before it has a run folder
         if (path / "config.yaml").is_file():
-            node = self._training(path, is_over=not is_running)
+            node, _ = training(path, is_over=not is_running, metric=self._metric)
         score = None if is_running else trial.score
         with as_data_error(path / "trial.json"):
             started, ended = milliseconds(trial.started), milliseconds(trial.ended)
@@ -376,7 +348,6 @@ class _Campaign:
             tags={"method": trial.method, "state": trial.state} | _reason(trial.reason),
             params={key: measures.text(value) for key, value in trial.params.items()},
             points=[] if score is None else [Point("score", score, trial.round)],
-            data={},
         )
 
     def _method_key(self, method: str) -> str:
@@ -424,8 +395,8 @@ class _Campaign:
         )
 
     def _root(self, methods: Sequence[Node], below: Sequence[Node]) -> Node:
-        """Return the node of the whole: the figures of its methods, its report, its data sets."""
-        files, states = Files(), {node.status for node in methods}
+        """Return the node of the whole: the figures of its methods, and its report."""
+        files, states = list[File](), {node.status for node in methods}
         status = "FAILED" if "FAILED" in states else "FINISHED"
         if states - {"FINISHED", "FAILED"}:
             status = self._unfinished
@@ -443,7 +414,7 @@ class _Campaign:
         shared: Mapping[str, str] = {}
         if self._unfinished != "RUNNING":  # the report is written at the end
             shared = _shared(cells)
-            files.add(self._folder, artifacts.OF_CAMPAIGN)
+            files = artifacts.found(self._folder, artifacts.OF_CAMPAIGN)
             if report.get("answer"):
                 # MLflow's page of the run shows the answer as its description.
                 tags["mlflow.note.content"] = shortened(report["answer"], 4000)
@@ -452,19 +423,15 @@ class _Campaign:
         else:
             params = {key: measures.text(self._about.get(key)) for key in ("seeds", "vary")}
             params |= {key: one for key, one in shared.items() if not key.startswith("algorithm.")}
-        data = {digest: entry for node in below for digest, entry in node.data.items()}
-        with _keeping(self._errors):
-            data |= _data(self._folder)
         return Node(
             *(self._key, printable(self._name), "study" if self._study else "comparison"),
             self._started,
             status=status,
             ended=self._last_change(below),
-            tags=tags | files.tags,
+            tags=tags,
             params=params,
             points=self._of_methods(methods, ranked, report.get("row", {})),
-            files=files.found,
-            data=data,
+            files=files,
         )
 
     def _of_methods(

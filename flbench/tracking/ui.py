@@ -114,8 +114,8 @@ def _run(application: Application, listener: socket.socket) -> None:
 def links(to: Store) -> list[tuple[str, str]]:
     """Return links to useful pages, and set the views that they need; see `flbench.tracking.view`.
 
-    For each experiment, the most recently changed first: its plain runs; its latest comparison
-    and its latest study, each with its methods; the trials of the latter.
+    For each experiment, the most recently changed first: its plain runs; its latest comparison or
+    study, with its methods; the trials of the latest study.
 
     Returns:
         Pairs of a title and the address without the host.
@@ -124,8 +124,8 @@ def links(to: Store) -> list[tuple[str, str]]:
     for experiment in to.client.search_experiments(order_by=["last_update_time DESC"]):
         number, name = experiment.experiment_id, experiment.name
 
-        def latest(kind: str, number: str = number) -> list[Any]:
-            found = to.runs(number, f"tags.kind = '{kind}'")
+        def latest(*kinds: str, number: str = number) -> list[Any]:
+            found = (one for kind in kinds for one in to.runs(number, f"tags.kind = '{kind}'"))
             own = [one for one in found if RUN_TAG in one.data.tags]
             return sorted(own, key=lambda run: -run.info.start_time)
 
@@ -140,14 +140,14 @@ def links(to: Store) -> list[tuple[str, str]]:
                 "tags.kind = 'run'", _names(runs), "accuracy", "algorithm.name"
             )
             link(f"runs of {name}", view.RUNS, content)
-        for root in [*latest("comparison")[:1], *latest("study")[:1]]:
+        for root in latest("comparison", "study")[:1]:
             key, kind = root.data.tags[RUN_TAG], root.data.tags["kind"]
             page = f"#/experiments/{number}/runs/{root.info.run_id}?{view.TRAINING_PAGE}"
             found.append((f"{kind} {root.info.run_name}", page))
             query = f"tags.kind = 'method' AND tags.`{RUN_TAG}` LIKE '{key}/%'"
             metric = root.data.tags.get("metric", "accuracy")
             content = view.of_results(query, _names(to.runs(number, query)), metric, "method")
-            link(f"the methods of {root.info.run_name}", view.METHODS[kind], content)
+            link(f"the methods of {root.info.run_name}", view.METHODS, content)
         for root in latest("study")[:1]:
             key = root.data.tags[RUN_TAG]
             query = f"tags.kind = 'trial' AND tags.`{RUN_TAG}` LIKE '{key}/%'"

