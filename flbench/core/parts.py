@@ -293,8 +293,8 @@ def spec_of(name: str) -> ModuleSpec | None:
     for finder in sys.meta_path:  # packages installed as editable have finders of their own
         try:
             spec = finder.find_spec(name, places)
-        except (ImportError, ValueError, AttributeError):
-            continue
+        except (ImportError, ValueError, AttributeError, KeyError):
+            continue  # a KeyError: of a folder without `__init__.py` in one that is not imported
         if spec is not None:
             return spec
     return None if above else PathFinder.find_spec(name, ["", *_named])
@@ -305,7 +305,11 @@ def _places(name: str) -> list[str]:
     if name in sys.modules:
         return list(getattr(sys.modules[name], "__path__", ()))
     spec = spec_of(name)
-    return [] if spec is None else list(spec.submodule_search_locations or ())
+    if spec is not None:
+        return list(spec.submodule_search_locations or ())
+    above, _, last = name.rpartition(".")
+    inner = (os.path.join(one, last) for one in (_places(above) if above else ()))
+    return [one for one in inner if os.path.isdir(one)]
 
 
 def file_of(name: str) -> Path | None:

@@ -83,3 +83,18 @@ def test_code_is_loaded_from_its_source_and_not_from_bytecode_beside_it(tmp_path
     finally:
         for name in names:
             sys.modules.pop(name.replace("/", "."), None)
+
+
+def test_a_file_in_plain_folders_is_found_from_the_folder_above_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "plain_one" / "plain_two" / "part.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("number = 1\n")
+    try:
+        path = "plain_one/plain_two/part.py:number"
+        assert source_hash.of_path(path) == hashlib.sha256(file.read_bytes()).hexdigest()
+        assert parts.find(path) == 1
+    finally:
+        for name in ("plain_one", "plain_one.plain_two", "plain_one.plain_two.part"):
+            sys.modules.pop(name, None)
