@@ -31,7 +31,7 @@ def carry_out(
     Raises:
         KeyboardInterrupt: A stop signal has arrived. Finished jobs are kept, and the others resume
             from their checkpoints when the campaign is resumed.
-        RunError: A server of Ray was lost, or a job changed the shared samples.
+        RunError: A server of Ray was lost.
     """
     left = list(folder.unfinished(jobs))
     # A run that has trained nothing would train nothing again.

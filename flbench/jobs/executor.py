@@ -28,7 +28,7 @@ def carry_out(
     Raises:
         KeyboardInterrupt: A stop signal has arrived. Jobs that have ended are kept, and the others
             resume from their checkpoints.
-        RunError: A server of Ray was lost, or a job changed the shared samples.
+        RunError: A server of Ray was lost.
     """
     left, running = iter(jobs), 0
     while True:

@@ -78,9 +78,8 @@ class ActorPool:
         self._stored.append(_in_store(thing))
         return Stored(len(self._stored) - 1)
 
-    def check_samples(self, stored: Stored, sha256: str) -> None:
-        """Raise a RunError if a training has changed samples, which are given up."""
-        check_unchanged(ray.get(self._stored[stored.position]), sha256)
+    def give_up(self, stored: Stored) -> None:
+        """Give up a stored object, which no further call gets."""
         self._stored[stored.position] = None
 
     def submit(self, key: Any, method: str, *arguments: Any) -> None:

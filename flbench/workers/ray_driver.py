@@ -193,9 +193,9 @@ class RayPool:
         """Store an object; return what stands for it among the arguments of a call."""
         return self._call("put", _with_modules(thing))
 
-    def check_samples(self, stored: Any, sha256: str) -> None:
-        """Raise a RunError if a training has changed stored samples, which are given up."""
-        self._call("check_samples", stored, sha256)
+    def give_up(self, stored: Any) -> None:
+        """Give up a stored object, which no further call gets."""
+        self._call("give_up", stored)
 
     def submit(self, key: Any, method: str, *arguments: Any) -> None:
         self._call("submit", key, method, *arguments)

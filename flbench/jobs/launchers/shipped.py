@@ -18,12 +18,10 @@ class StoredSamples:
 
     Attributes:
         reference: What the processes get for them.
-        check: Function that is called when all jobs that need them have ended.
         free: Function that gives their memory back; it is called once.
     """
 
     reference: Any
-    check: Callable[[], None] = lambda: None
     free: Callable[[], None] = lambda: None
 
 
@@ -110,11 +108,7 @@ class Store:
         return self._shipped[key]
 
     def release(self, job: Job) -> None:
-        """Note that a job has ended.
-
-        Raises:
-            RunError: No other job needs its samples, and a job has changed them.
-        """
+        """Note that a job has ended."""
         key = partition_key(job)
         self._needed[key] -= 1
         if self._needed[key]:
@@ -125,7 +119,6 @@ class Store:
             if not samples.users:
                 del self._samples[address]
                 samples.stored.free()
-                samples.stored.check()
 
     def close(self) -> None:
         """Give up all references and all samples, also those of jobs that have not ended."""
