@@ -955,7 +955,8 @@ class EngineConfig(Strict):
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto",
         description="processes that train clients at the same time; auto: as many as are worth it,"
-        " at most one per core (ray: one per core or GPU); the digest does not depend on it",
+        " at most one per core, and one on a GPU (ray: one per core or GPU); a number of processes"
+        " on GPUs takes them in turn; the digest does not depend on it",
     )
     address: str | None = Field(
         None,

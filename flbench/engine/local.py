@@ -24,7 +24,7 @@ from flbench.engine.worker import SENT, Call, Worker, train_by_workers
 from flbench.models.base import net_leaves
 from flbench.workers.nesting import is_worker
 from flbench.workers.pool import CouldNotBeginError
-from flbench.workers.process_pool import FILES, ProcessPool, SharedArray
+from flbench.workers.process_pool import FILES, ProcessPool, SharedArray, gpus_in_turn
 
 # A unit of work is one sample of a small net in a forward pass: some microseconds.
 LARGE: Final = 100_000
@@ -58,7 +58,7 @@ def most_processes(config: EngineConfig, net: nn.Module, federation: Federation)
     memory once for all workers, and so are clients on their way.
 
     Args:
-        config: Section `engine`, on a CPU.
+        config: Section `engine`; on a GPU with a number of workers.
         net: The net of a client.
         federation: The samples of all clients.
     """
@@ -78,11 +78,12 @@ class LocalEngine:
     worker, and all others are trained or evaluated one by one.
 
     Args:
-        engine: The engine of this process, on a CPU.
+        engine: The engine of this process, on a CPU or on the first GPU.
         net: The seeded net.
         federation: The samples of all clients.
         config: `workers`, the number of workers; and what their engines need. With `auto`, small
-            rounds are not distributed, see `WORTH`, and short runs start no workers.
+            rounds are not distributed, see `WORTH`, and short runs start no workers. On GPUs it is
+            a number, and the workers take the GPUs in turn.
         tell: Function that gets notes for the user.
     """
 
@@ -190,7 +191,8 @@ class LocalEngine:
             make = partial(Worker, stacks=True)
             try:
                 samples = SharedArray(self._federation.x.numpy())
-                self._pool = ProcessPool(make, samples, rest, most=self._most)
+                variables = gpus_in_turn(torch.cuda.device_count())
+                self._pool = ProcessPool(make, samples, rest, most=self._most, variables=variables)
             except Exception as error:
                 reason = f"workers cannot be started ({type(error).__name__}: {error})"
                 raise CouldNotBeginError(reason) from error

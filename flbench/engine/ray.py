@@ -1,7 +1,6 @@
 """Clients distributed over Ray actors, on the cores or GPUs of this machine or of a cluster.
 
-An actor is a worker as a process of this machine is one; see `flbench.engine.worker`. A GPU of this
-machine beside the first one is used in this way too.
+An actor is a worker as a process of this machine is one; see `flbench.engine.worker`.
 """
 
 from collections.abc import Callable

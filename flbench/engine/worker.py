@@ -102,7 +102,8 @@ def _engine(
     training step of a user's LightningModule cannot be vectorized.
     """
     on_gpu = find_device(config.device).type == "cuda"
-    if config.name == "vectorized" or (on_gpu and not is_lightning(net)):
+    by_ray = config.name == "ray" and on_gpu and not is_lightning(net)
+    if config.name == "vectorized" or by_ray:
         from flbench.engine.vectorized import VectorizedEngine
 
         config = config.altered(device="cuda") if on_gpu else config

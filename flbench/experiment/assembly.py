@@ -105,13 +105,15 @@ class Experiment:
     def with_workers(self, tell: Callable[[str], None]) -> "Experiment":
         """Return the experiment with `engine.workers` processes of this machine.
 
-        The engine is the same on GPUs, and if it is that of Ray, which has workers of its own.
+        The engine is the same if it is that of Ray, which has workers of its own, and on a GPU,
+        unless the configuration gives a number of workers and leaves open which GPUs they have.
 
         Args:
             tell: Function that gets notes for the user.
         """
         used = self.config.engine
-        if used.name == "ray" or used.device != "cpu" or used.workers == 1:
+        is_alone = used.device != "cpu" and (used.device != "cuda" or used.workers == "auto")
+        if used.name == "ray" or is_alone or used.workers == 1:
             return replace(self, has_workers=True)
         from flbench.engine.local import LocalEngine
 

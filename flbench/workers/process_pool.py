@@ -7,10 +7,11 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
+from itertools import count
 from multiprocessing import connection
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -47,11 +48,29 @@ class SharedArray:
         return np.load, (f"/proc/{os.getpid()}/fd/{self._file}", "c")
 
 
+def gpus_in_turn(count: int) -> list[dict[str, str]]:
+    """Return the environment variables by which a process sees one GPU, for each GPU.
+
+    Args:
+        count: Number of GPUs that this process sees; without any, there are no variables.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = named if any(named) else list(map(str, range(count)))
+    return [{"CUDA_VISIBLE_DEVICES": one.strip()} for one in names[:count]] or [{}]
+
+
 class WorkerProcess(NamedTuple):
-    """One process, which is lost without the others; it ends when `alive` is closed."""
+    """One process, which is lost without the others; it ends when `alive` is closed.
+
+    Attributes:
+        executor: Calls functions in the process.
+        alive: The pipe by which the process sees that its owner has ended.
+        number: Number of the process in its pool, from 0, which no other one has at the time.
+    """
 
     executor: ProcessPoolExecutor
     alive: connection.Connection
+    number: int = 0
 
     def end(self) -> None:
         """End the process, also in the middle of a call, and wait for its end."""
@@ -66,13 +85,21 @@ class ProcessPool:
         make: Function or class that makes the object of a worker.
         given: Its arguments, which stay in memory as long as the pool.
         most: Largest number of processes.
+        variables: Environment variables that differ between the processes: process i gets those of
+            the position i modulo the length.
 
     Raises:
         Exception: The arguments cannot be pickled.
     """
 
-    def __init__(self, make: Callable[..., Any], *given: Any, most: int) -> None:
-        self.most, self._given = most, given
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        *given: Any,
+        most: int,
+        variables: Sequence[Mapping[str, str]] = ({},),
+    ) -> None:
+        self.most, self._given, self._variables = most, given, variables
         self._content = cloudpickle.dumps(portable((make, given), cloudpickle.dumps))
         self._idle: list[WorkerProcess] = []
         self._running: dict[Future[Any], tuple[WorkerProcess, Any]] = {}
@@ -80,12 +107,19 @@ class ProcessPool:
     def submit(self, key: Any, method: str, *arguments: Any) -> None:
         content = cloudpickle.dumps((method, arguments))
         while True:
-            process = self._idle.pop() if self._idle else started(self._content)
+            process = self._idle.pop() if self._idle else self._started()
             try:
                 self._running[process.executor.submit(_call, content)] = process, key
                 return
             except BrokenProcessPool:  # it has died since its last call
                 process.end()
+
+    def _started(self) -> WorkerProcess:
+        """Start a process with the smallest number that is free, such as that of a lost one."""
+        taken = {process.number for process, _ in self._running.values()}
+        number = next(one for one in count() if one not in taken)
+        variables = self._variables[number % len(self._variables)]
+        return started(self._content, variables)._replace(number=number)
 
     def ended(self, seconds: float) -> list[Ended]:
         """See `Pool.ended`. What a call has returned comes before an error of another one."""
@@ -112,13 +146,14 @@ class ProcessPool:
             process.end()
 
 
-def started(content: bytes = b"") -> WorkerProcess:
+def started(content: bytes = b"", variables: Mapping[str, str] | None = None) -> WorkerProcess:
     """Start a process, which does not import the script of the user.
 
     A script then needs no guard (`if __name__ == "__main__"`).
 
     Args:
         content: The pickled function that makes its object, with its arguments.
+        variables: Environment variables of the process alone.
 
     Raises:
         CouldNotBeginError: The system starts no further process.
@@ -127,7 +162,9 @@ def started(content: bytes = b"") -> WorkerProcess:
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         fork_server.start()
-        executor = ProcessPoolExecutor(1, fork_server.context, _begin, (end, content))
+        executor = ProcessPoolExecutor(
+            1, fork_server.context, _begin, (end, content, {**(variables or {})})
+        )
         executor.submit(os.getpid)  # starts the process
     except OSError as error:
         raise CouldNotBeginError(
@@ -145,9 +182,10 @@ at_end: Final[list[Callable[[], object]]] = []
 _content = b""  # in a worker: the pickled function that makes its object, with its arguments
 
 
-def _begin(end: connection.Connection, content: bytes) -> None:
+def _begin(end: connection.Connection, content: bytes, variables: dict[str, str]) -> None:
     """Begin a worker, which ends when its owner closes the other end of a pipe, or ends."""
     global _content
+    os.environ.update(variables)
 
     def follow() -> None:
         connection.wait([end])

@@ -201,9 +201,9 @@ def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch):
     built, notes, killed = build(*KEYS["sequential"]), [], []
     begin = process_pool.started
 
-    def begin_and_kill(content):
+    def begin_and_kill(*given):
         before = workers_of(os.getpid())
-        process = begin(content)
+        process = begin(*given)
         if len(killed) < pool.RESTARTS:
             [new] = set(workers_of(os.getpid())) - set(before)
             os.kill(new, signal.SIGKILL)
@@ -216,6 +216,64 @@ def test_worker_that_is_killed_while_it_starts_is_started_again(monkeypatch):
 
     assert digest([found.server]) == digest([played(built, built.engine, 1).server])
     assert len(notes) == len(killed)
+
+
+class OnCpu(worker.Worker):
+    """A worker which this machine need not have a GPU for."""
+
+    def __init__(self, samples, rest, *, stacks):
+        net, federation, config = rest
+        super().__init__(samples, (net, federation, config.altered(device="cpu")), stacks=stacks)
+
+
+def gpu_of(context):
+    """What the worker of a client sees of the GPUs; it takes some time, so that all have work."""
+    time.sleep(0.2)
+    return {"head.bias": torch.full((10,), float(os.environ["CUDA_VISIBLE_DEVICES"]))}
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [(None, {0, 1}), ("5, 7", {5, 7})])
+def test_workers_take_the_gpus_of_the_machine_in_turn(monkeypatch, visible, gpus):
+    """Two GPUs are pretended: the workers train on a CPU."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    built = build(*KEYS["sequential"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(local, "Worker", OnCpu)
+    used = built.config.engine.altered(device="cuda", workers=3)
+    settings = rounds.settings_of(built.algorithm, built.start())
+    program = LocalProgram((Transform(gpu_of),), sends=frozenset({"head.bias"}))
+    given = {"rows": lambda _: {}, "dispatch": lambda _: Dispatch(), "settings": settings}
+
+    with closing(opened(with_engine(built, used))) as engine:
+        first = engine.run(program, torch.arange(3), **given)
+        for one in workers_of(os.getpid()):
+            os.kill(one, signal.SIGKILL)
+        second = engine.run(program, torch.arange(3), **given)
+        state = played(built, engine, 1)
+
+    for found in (first, second):  # three workers: one GPU has two of them
+        has = found.sent.values["head.bias"][:, 0].int().tolist()
+        assert set(has) == gpus
+        assert has.count(min(gpus)) == 2
+    assert digest([state.server]) == digest([played(built, built.engine, 1).server])
+
+
+def with_engine(built, section):
+    return replace(built, config=built.config.altered(engine=section))
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "is_shared"),
+    [("cuda", 2, True), ("cuda", "auto", False), ("cuda", 1, False), ("cuda:1", 2, False)],
+)
+def test_gpus_have_workers_if_their_number_is_given_and_no_gpu_is_named(device, workers, is_shared):
+    built = build(*NET)
+    used = built.config.engine.altered(device=device, workers=workers)
+    engine = with_engine(built, used).with_workers(print).engine
+    assert isinstance(engine, LocalEngine) == is_shared
+    engine.close()
 
 
 class Elsewhere(torch.nn.Module):
