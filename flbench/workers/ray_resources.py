@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import ConfigError
 from flbench.workers.ray_driver import RayDriver
 
 UNITS: Final = 10_000  # smallest parts of a GPU that Ray counts
-TRIAL: Final = "trial"
 CELL: Final = "cell"
 
 
@@ -38,7 +36,7 @@ class Resources:
         gpus: Number of GPUs of each training; a fraction shares a GPU between trainings.
         retries: How often a training whose worker fails is started again.
         address: Address of a Ray cluster; None starts a local one.
-        kind: What is trained, for messages: `TRIAL` or `CELL`.
+        kind: What is trained, for messages: `trial` or `CELL`.
     """
 
     concurrent: int
@@ -46,7 +44,7 @@ class Resources:
     gpus: float
     retries: int
     address: str | None = None
-    kind: str = TRIAL
+    kind: str = "trial"
 
     @property
     def cpus(self) -> int:
@@ -57,39 +55,17 @@ class Resources:
 def cluster(resources: Resources) -> RayDriver:
     """Return the driver of a Ray cluster, which is started here if it has no address.
 
+    A cluster of this machine declares as many cores as the trainings at once need, which limits
+    them. Trainings whose resources no node has wait for `engine.wait_seconds`.
+
     Args:
         resources: Resources of all trainings.
 
     Raises:
-        ConfigError: No cluster answers at the address, or no node has the resources of one
-            training.
+        ConfigError: No cluster answers at the address.
     """
-    # A local cluster declares as many cores as the trainings at once need, which limits them.
     cpus = resources.concurrent * resources.cpus
-    driver = RayDriver(resources.address, key="`address`", cpus=cpus)
-    try:
-        driver.call(check, resources)
-    except BaseException:
-        driver.close()
-        raise
-    return driver
-
-
-def check(resources: Resources) -> None:
-    """Raise a ConfigError if no node has the resources of a training: Ray would wait forever."""
-    import ray
-
-    from flbench.workers.actor_pool import amounts
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
-    if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
-        there = "; ".join(amounts({key: node.get(key, 0.0) for key in needs}) for node in nodes)
-        share = " or `gpus_per_trial`" if resources.gpus and resources.kind == TRIAL else ""
-        raise ConfigError(
-            f"a {resources.kind} needs {amounts(needs)}, but the nodes of Ray have {there}. Lower"
-            f" engine.threads{share}."
-        )
+    return RayDriver(resources.address, key="`address`", cpus=cpus)
 
 
 def device_there(device: str, address: str | None, key: str = "`engine.address`") -> str:

@@ -10,13 +10,13 @@ import pytest
 
 import flbench as fl
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import ConfigError, RunError
+from flbench.core.errors import RunError
 from flbench.jobs import executor
 from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.samples import LoadedSamples
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest
-from flbench.workers.ray_resources import CELL, TRIAL, Resources
+from flbench.workers.ray_resources import CELL, Resources
 from tests.support import SMALL, build, config_of
 from tests.tuning.test_prepare import layers_of
 
@@ -25,7 +25,6 @@ pytest.importorskip("ray.tune")
 
 from flbench.engine import ray as ray_engine  # noqa: E402
 from flbench.jobs.launchers import launcher, ray_actors  # noqa: E402
-from flbench.workers.ray_resources import cluster  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -147,20 +146,3 @@ def test_a_worker_says_that_the_gpu_of_its_node_is_not_there(two_devices, tmp_pa
     own = {"engine": {"precision": "tf32"}, "seeds": 1, "jobs": 1, "address": CONNECTED}
     with pytest.raises(RunError, match="GPU"):  # a cell
         fl.compare("local", **SHORT, **own, out=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "engine", "gpus", "cures"),
-    [
-        (TRIAL, CPU, 3.0, ("`gpus_per_trial`", "engine.threads")),
-        (CELL, CPU, 3.0, ("engine.threads",)),
-    ],
-)
-def test_more_gpus_than_there_are_are_refused(two_devices, kind, engine, gpus, cures):
-    resources = Resources(1, engine, gpus, 0, kind=kind)
-
-    with pytest.raises(ConfigError) as error, cluster(resources):
-        pass
-
-    for named in (kind, "3 GPUs", f"{DEVICES} GPUs", *cures):
-        assert named in str(error.value)
