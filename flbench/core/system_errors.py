@@ -1,7 +1,6 @@
 """Errors of the operating system and of PyTorch as errors of flbench, with a cure."""
 
 import errno
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -45,10 +44,6 @@ def as_flbench_errors(resume: str | None = None) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
-        if error.errno == errno.ENOENT and os.readlink("/proc/self/cwd").endswith(" (deleted)"):
-            raise UserError(
-                "the current folder was deleted. Change to a folder that exists."
-            ) from error
         file = f"{error.filename}: " if error.filename else ""
         kind = RunError if is_of_machine(error) else UserError
         end = again if kind is RunError else ""

@@ -94,7 +94,6 @@ def trainable(
     from flbench.tuning import prepare, trial
     from flbench.tuning.ray_tune import bundles
     from flbench.tuning.request import TuneRequest, resources_of, with_defaults
-    from flbench.workers.actor_pool import digest
     from flbench.workers.shipping import pack
 
     given, objects = parts.split(given)
@@ -126,7 +125,6 @@ def trainable(
     base = trial.Base(
         layer,
         partition_files.encode(federation.partition, federation.dataset, complete.partition),
-        digest(samples),
         pack(objects, [method]),
     )
     function = tune.with_parameters(

@@ -41,8 +41,6 @@ from flbench.workers.actor_pool import (
     NOTICE,
     OUT_OF_MEMORY,
     amounts,
-    check_unchanged,
-    digest,
     end_of_wait,
     nodes_have,
     why_lost,
@@ -64,8 +62,8 @@ def carry_out(
 
     Raises:
         UserError: A trial that has begun has other parameters than Optuna proposes now.
-        RunError: Ray Tune stopped before the end, trials waited too long for resources, a server
-            of Ray was lost, or a trial changed the shared samples.
+        RunError: Ray Tune stopped before the end, trials waited too long for resources, or a server
+            of Ray was lost.
     """
     federation = prepared.federation
     sent = replace(prepared, federation=federation.without_samples())
@@ -165,8 +163,7 @@ class TrialProgress(JobProgress):
 
 def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) -> None:
     """Let Ray Tune train what is left."""
-    samples = prepared.federation.x.numpy()
-    sha256, storage = digest(samples), folder.path / "search"
+    storage = folder.path / "search"
     request, config, scheduler = prepared.request, prepared.config, None
     if request.scheduler == "asha":
         seen, rounds = seen_in(folder, prepared), config.train.rounds
@@ -185,7 +182,7 @@ def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) 
     events = Events(search, progress, prepared.resources)
     shutil.rmtree(storage, ignore_errors=True)
     try:
-        _tuner(folder, prepared, sha256, storage, search, scheduler, events).fit()
+        _tuner(folder, prepared, storage, search, scheduler, events).fit()
     except StudyStopped as stopped:
         raise LostError(str(stopped)) from None
     except tune.TuneError as error:
@@ -203,13 +200,11 @@ def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) 
         raise search.refused
     if not study_folder.read(folder.path).is_searched:
         raise LostError("Ray Tune stopped before the end.")
-    check_unchanged(samples, sha256)
 
 
 def _tuner(
     folder: StudyFolder,
     prepared: PreparedStudy,
-    sha256: str,
     storage: Path,
     search: "Search",
     scheduler: "Halving | None",
@@ -222,7 +217,6 @@ def _tuner(
         method: Base(
             Layer(config.tree(), prepared.origins[method]),
             (files[0], files[1]),
-            sha256,
             prepared.parcel,
             folder.resume_command,
         )

@@ -31,7 +31,6 @@ from flbench.results.summary import RunningSummary
 from flbench.tuning.scores import metrics_at, reported
 from flbench.tuning.search_space import why_not_searched
 from flbench.tuning.study import TrialFolder, now
-from flbench.workers.actor_pool import check_unchanged
 from flbench.workers.shipping import Parcel
 
 FOLDER: Final = "flbench"  # in the working directory of the trial of a user's Tuner
@@ -51,14 +50,12 @@ class Base:
     Attributes:
         config: The complete configuration without a trial's parameters, as a layer.
         partition: Content of partition.npz and of partition.json.
-        samples_sha256: SHA-256 (hex) of the samples.
         parcel: Objects of the user that the configuration names.
         resume: What the user calls to continue the search, for messages.
     """
 
     config: Layer
     partition: PartitionFiles
-    samples_sha256: str
     parcel: Parcel
     resume: str = RESUME
 
@@ -156,7 +153,7 @@ def of_study(
         rest: The federation without its samples.
 
     Raises:
-        RunError: The machine failed, or a trial has changed the shared samples.
+        RunError: The machine failed.
     """
     import ray
     from ray import tune
@@ -177,7 +174,6 @@ def of_study(
         tune.report({"round": number, "score": score})
 
     train(folder, base, rest.with_samples(samples), given, metric, report)
-    check_unchanged(samples, base.samples_sha256)
 
 
 def of_tuner(
@@ -189,12 +185,11 @@ def of_tuner(
 
     Raises:
         ConfigError: The method refuses the parameters.
-        RunError: The models diverged, or a trial has changed the shared samples.
+        RunError: The models diverged.
     """
     from ray import tune
 
     params = parameters(config, base.config)
-    check_unchanged(samples, base.samples_sha256)
     path = Path(tune.get_context().get_storage().trial_working_directory) / FOLDER
     shutil.rmtree(path, ignore_errors=True)  # of an attempt that failed; the checkpoint has it all
     with base.parcel.opened():
@@ -206,7 +201,6 @@ def of_tuner(
             base.run(path, params, rest.with_samples(samples), CheckpointReporter(base, tune))
         except DivergedError as error:
             raise RunError(f"diverged with {params}: {error}") from None
-    check_unchanged(samples, base.samples_sha256)
 
 
 class CheckpointReporter(Reporter):

@@ -6,7 +6,6 @@ actor can do it, and starts an actor in the place of the lost one, which begins 
 resources.
 """
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -14,9 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import ray
-from numpy.typing import NDArray
 
-from flbench.core.errors import PrintableError, RunError
+from flbench.core.errors import PrintableError
 from flbench.workers.pool import CouldNotBeginError, Ended, LostError
 from flbench.workers.portable import portable
 
@@ -230,24 +228,6 @@ def there(wanted: Collection[str]) -> dict[str, float]:
     """Return how much of some resources the nodes have that Ray has not given up."""
     found = ray.cluster_resources()
     return {key: found.get(key, 0.0) for key in wanted}
-
-
-def digest(samples: NDArray[Any]) -> str:
-    """Return the SHA-256 (hex) of the bytes of samples."""
-    return hashlib.sha256(np.ascontiguousarray(samples).data).hexdigest()
-
-
-def check_unchanged(samples: NDArray[Any], sha256: str) -> None:
-    """Raise a RunError if a worker has changed samples, since their `digest` was taken.
-
-    PyTorch ignores the read-only flag of the memory that workers of Ray share.
-    """
-    if digest(samples) != sha256:
-        raise RunError(
-            "the samples that all trainings share have changed: a loss or a method writes to its"
-            " inputs. The results of these trainings are not valid. Correct it, and start again"
-            " from the beginning."
-        )
 
 
 def _in_store(thing: Any) -> Any:

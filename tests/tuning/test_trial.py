@@ -38,7 +38,7 @@ def base_of(federation, method="fedavg", items=ITEMS, **changes):
     """What all trials of a method have in common."""
     config = config_of(f"algorithm={method}", *items)
     files = partition_files.encode(federation.partition, federation.dataset, config.partition)
-    return dataclasses.replace(trial.Base(Layer(config.tree()), files, "", NOTHING), **changes)
+    return dataclasses.replace(trial.Base(Layer(config.tree()), files, NOTHING), **changes)
 
 
 class Killed(BaseException):
