@@ -1235,6 +1235,11 @@ class Config(Strict):
         return "accuracy_mean" if self.has_classes else f"{self.evaluation.best.column}_mean"
 
     @property
+    def has_own_optimizer(self) -> bool:
+        """Whether a LightningModule of the user makes the optimizer (`model.lightning`)."""
+        return bool(getattr(self.model, "lightning", False))
+
+    @property
     def evaluation_period(self) -> int:
         """Rounds between two evaluations: `evaluation.every`, or its default if that is None.
 

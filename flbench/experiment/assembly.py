@@ -4,15 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from flbench.algorithms import Algorithm, Setting
 from flbench.algorithms.base import Rewrite, is_of_user, state_of
-from flbench.callbacks.callback_list import CallbackList
-from flbench.callbacks.run_view import Memory
 from flbench.client.forward import name_in_net
 from flbench.client.program import LocalProgram, Phase
 from flbench.config.schema import (
@@ -41,36 +39,19 @@ from flbench.experiment.engines import (
 )
 from flbench.experiment.evaluate import Evaluator
 from flbench.experiment.judging import ClassJudge
-from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
 from flbench.experiment.predictions import PARTS, positive_class
 from flbench.experiment.rounds import programs, seeded_method
-from flbench.experiment.row_files import ClientRows
-from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.models import freezing
 from flbench.models.base import build as build_net
-from flbench.models.base import describe, is_lightning, net_leaves
+from flbench.models.base import describe, net_leaves
 
 if TYPE_CHECKING:
     from flbench.experiment.frozen_outputs import Cached
     from flbench.experiment.smoke import Smoke
     from flbench.experiment.target_judging import TargetJudge
     from flbench.metrics.own import OwnMetric
-
-
-class Restored(NamedTuple):
-    """What is read from a checkpoint.
-
-    Attributes:
-        state: The state.
-        seconds: Time spent until then.
-        memory: What it stores for callbacks.
-    """
-
-    state: State
-    seconds: Seconds
-    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -173,59 +154,6 @@ class Experiment:
             cached=self.cached,
         )
 
-    def loop(
-        self,
-        folder: RunFolder,
-        callbacks: CallbackList,
-        seconds: Seconds,
-        parts: tuple[str, ...] = PARTS,
-    ) -> FederatedLoop:
-        """Return the loop that runs the experiment's rounds.
-
-        Args:
-            folder: Run folder to write to.
-            callbacks: The callbacks of the run.
-            seconds: Time already spent.
-            parts: Parts of the clients' samples to evaluate on.
-        """
-        return FederatedLoop(
-            config=self.config,
-            algorithm=self.algorithm,
-            engine=self.engine,
-            evaluator=self.evaluator(callbacks.on_note, parts),
-            folder=folder,
-            callbacks=callbacks,
-            seconds=seconds,
-            module=self.module,
-            storage=self.storage,
-        )
-
-    def restore(self, folder: RunFolder) -> Restored:
-        """Restore the last checkpoint of a run folder.
-
-        Metrics in the folder that are newer than the checkpoint are removed.
-
-        Returns:
-            The state of the checkpoint, and what else it stores. If there is no checkpoint: the
-            state before the first round, and nothing else.
-
-        Raises:
-            DataError: The checkpoint is damaged or belongs to another configuration.
-        """
-        if not folder.checkpoint("last").exists():
-            folder.rewind(0)
-            folder.client_rows = ClientRows()
-            return Restored(self.start(), Seconds(), Memory())
-        path = folder.checkpoint("last")
-        state, extra, folder.client_rows = checkpoint.read(path, self.config.hash(), self.storage)
-        with checkpoint.reading(path):
-            if state.stage >= len(self.algorithm.stages()):
-                raise ValueError(f"there is no stage {state.stage}")
-            lines, seconds = int(extra.pop("rows")), Seconds(**extra.pop("seconds"))
-            restored = Restored(state, seconds, Memory(**extra))
-        folder.rewind(lines)
-        return restored
-
 
 def build(
     config: Config,
@@ -269,7 +197,7 @@ def build(
         federation = load_federation(asked) if federation is None else federation
         net = _net(asked, federation, folder)
         judge, about_classes = _judge(asked, net, federation)
-        rewrites, hashes = _rewrites(asked, net)
+        rewrites, hashes = _rewrites(asked)
         config = _complete(asked, used, federation, net, judge, hashes)
         algorithm = _method(config, net, federation, rewrites)
         # Ray's workers may have a GPU that this process lacks.
@@ -300,7 +228,7 @@ def _net(asked: Config, federation: Federation, folder: Path | None) -> nn.Modul
     return net
 
 
-def _rewrites(asked: Config, net: nn.Module) -> tuple[tuple[Rewrite, ...], list[str | None]]:
+def _rewrites(asked: Config) -> tuple[tuple[Rewrite, ...], list[str | None]]:
     """Return what the user's terms and module change in programs, and hashes of the terms."""
     rewrites: list[Rewrite] = []
     hashes: list[str | None] = []
@@ -309,10 +237,10 @@ def _rewrites(asked: Config, net: nn.Module) -> tuple[tuple[Rewrite, ...], list[
 
         terms, hashes = local_terms.make(asked.train.terms)
         rewrites.append(terms)
-    if is_lightning(net):
+    if asked.has_own_optimizer:
         from flbench.experiment import own_module_programs  # it loads Lightning
 
-        own_module_programs.check_keys(asked)
+        own_module_programs.check_keys(asked.train)
         rewrites.append(own_module_programs.by_module)
     return tuple(rewrites), hashes
 
@@ -379,7 +307,7 @@ def _method(
         classes=federation.classes,
         net=describe(net, federation.shape),
         model=config.model.name,
-        own_optimizer=is_lightning(net),
+        own_optimizer=config.has_own_optimizer,
     )
     algorithm = own_methods.find(config.algorithm)(config.algorithm, setting)
     algorithm.rewrites = rewrites
@@ -390,7 +318,7 @@ def _method(
         from flbench.experiment import local_terms
 
         local_terms.check_method(algorithm, start)
-    if is_lightning(net):
+    if config.has_own_optimizer:
         from flbench.experiment import own_module_programs
 
         has_classes = federation.dataset.targets is None
@@ -423,12 +351,12 @@ def _smoke(
 
     begin = partial(_start, dtype=dtype_of(config.engine))
     smoke = Smoke(here, algorithm, net, unknown, federation, begin)
-    trained = smoke.check(config)
-    if not is_lightning(net):
+    trained = smoke.check(partial(_net, config, federation, None))
+    if not config.has_own_optimizer:
         return smoke, {}
     from flbench.experiment import own_module_programs
 
-    return smoke, own_module_programs.recorded(trained, config)
+    return smoke, own_module_programs.recorded(trained, config.train)
 
 
 def _cached(
@@ -505,7 +433,7 @@ def _judge(
     config: Config, net: nn.Module, federation: Federation
 ) -> "tuple[ClassJudge | TargetJudge, list[str]]":
     """Return the judge of the models, and notes."""
-    if federation.dataset.targets is not None and is_lightning(net):
+    if federation.dataset.targets is not None:
         from flbench.experiment import target_judging  # it loads torchmetrics
 
         return target_judging.make(config, net, federation), []

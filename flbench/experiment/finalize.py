@@ -17,7 +17,7 @@ from flbench.results import reading
 from flbench.results.summary import Summary
 
 
-def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
+def write(loop: FederatedLoop, state: State) -> Summary:
     """Evaluate the models of the best round and write the files of a finished run.
 
     The summary is written last: a folder with a summary is finished.
@@ -28,13 +28,14 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
     Raises:
         RunError: A model has weights that are not finite, or the disk failed.
     """
-    config, evaluator, folder, seconds = loop.config, loop.evaluator, loop.folder, loop.seconds
-    settings = rounds.evaluation_settings(loop.algorithm, state)
+    experiment, evaluator, folder = loop.experiment, loop.evaluator, loop.folder
+    config, algorithm, seconds = loop.config, loop.algorithm, loop.seconds
+    settings = rounds.evaluation_settings(algorithm, state)
     with seconds.measure("evaluate"):
         last = loop.last or evaluator.evaluate(state, settings, common=False)
         evaluations = {"last": (last, state)}
         if (better := _best_state(loop, state)) is not None:
-            of_better = rounds.evaluation_settings(loop.algorithm, better)
+            of_better = rounds.evaluation_settings(algorithm, better)
             known = any(row[:2] == (better.round, "common") for row in folder.rows)
             evaluation = evaluator.evaluate(better, of_better, common=not known)
             evaluations["best"] = (evaluation, better)
@@ -49,12 +50,12 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
     if experiment.federation.new is not None:
         with seconds.measure("evaluate"):
             states = {moment: one for moment, (_, one) in evaluations.items()}
-            about_new = {"new_clients": _evaluate_new_clients(experiment, loop, states)}
+            about_new = {"new_clients": _evaluate_new_clients(loop, states)}
     with seconds.measure("write"):
         for name, header, rows in evaluator.judge.tables(evaluations):
             folder.write_table(name, header, rows)
         _write_learned(folder, experiment, state)
-    summary = _summary(experiment, loop, state, weights, engine) | about_new
+    summary = _summary(loop, state, weights, engine) | about_new
     tables = reading.read_tables(folder.path, config)
     run = reading.StoredRun(
         folder.path,
@@ -72,16 +73,13 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
     return summary
 
 
-def _evaluate_new_clients(
-    experiment: Experiment, loop: FederatedLoop, states: Mapping[str, State]
-) -> Summary:
+def _evaluate_new_clients(loop: FederatedLoop, states: Mapping[str, State]) -> Summary:
     """Evaluate the clients that join after the training; write metrics and new_clients.csv.
 
     The engine of the run is closed before: workers of both would need the processors at once.
 
     Args:
-        experiment: The experiment.
-        loop: Loop that ran its rounds.
+        loop: Loop that ran the rounds.
         states: State by moment, `last` and, if it is another round, `best`.
 
     Returns:
@@ -89,8 +87,8 @@ def _evaluate_new_clients(
     """
     from flbench.experiment.new_clients import NewClients
 
-    experiment.engine.close()
-    clients = NewClients(experiment, loop.callbacks.on_note)
+    loop.experiment.engine.close()
+    clients = NewClients(loop.experiment, loop.callbacks.on_note)
     try:
         found = {moment: clients.evaluate(state) for moment, state in states.items()}
         for moment, state in states.items():
@@ -112,12 +110,12 @@ def _best_state(loop: FederatedLoop, state: State) -> State | None:
     best = loop.running.best
     if best is None or best == state.round:
         return None
-    saved = checkpoint.read(loop.folder.checkpoint("best"), loop.config.hash(), loop.storage).state
+    config_hash, storage = loop.config.hash(), loop.experiment.storage
+    saved = checkpoint.read(loop.folder.checkpoint("best"), config_hash, storage).state
     return saved if saved.round == best else None
 
 
 def _summary(
-    experiment: Experiment,
     loop: FederatedLoop,
     state: State,
     weights: str,
@@ -126,13 +124,13 @@ def _summary(
     """Return the content of summary.json; see `flbench.results.summary.Summary`.
 
     Args:
-        experiment: The experiment.
-        loop: Loop that ran its rounds.
+        loop: Loop that ran the rounds.
         state: State after the last round.
         weights: SHA-256 over the weights of all clients' models after the last round.
         engine: What the engine reports of itself.
     """
-    config, federation, rows = experiment.config, experiment.federation, loop.folder.rows
+    experiment, rows = loop.experiment, loop.folder.rows
+    config, federation = experiment.config, experiment.federation
     by, best = config.evaluation.best, loop.running.best
     notes = [*experiment.notes, *loop.memory.notes]
     summary: Summary = {

@@ -19,13 +19,15 @@ from flbench.core.plain_yaml import to_yaml
 from flbench.core.storage import GIB
 from flbench.core.system_errors import as_flbench_errors
 from flbench.core.tree import nbytes
+from flbench.core.types import State
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.engine.base import find_device
-from flbench.experiment import finalize, own_methods, provenance
-from flbench.experiment.assembly import Experiment, Restored, build
-from flbench.experiment.loop import Seconds
+from flbench.experiment import checkpoint, finalize, own_methods, provenance
+from flbench.experiment.assembly import Experiment, build
+from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.predictions import PARTS
+from flbench.experiment.row_files import ClientRows
 from flbench.experiment.run_folder import RunFolder
 from flbench.models import freezing
 from flbench.results.reading import is_finished
@@ -54,6 +56,20 @@ class Supplied(NamedTuple):
     path: Path | None
     federation: Federation
     partition: tuple[bytes, bytes]
+
+
+class Restored(NamedTuple):
+    """What is read from a checkpoint.
+
+    Attributes:
+        state: The state.
+        seconds: Time spent until then.
+        memory: What it stores for callbacks.
+    """
+
+    state: State
+    seconds: Seconds
+    memory: Memory
 
 
 def run(
@@ -188,12 +204,40 @@ def resume(
         )
         if not folder.checkpoint("last").exists():
             told.on_note("there is no checkpoint yet: the run starts from the beginning.")
-        restored = experiment.restore(folder)
+        restored = _restored(experiment, folder)
         if restored.state.round:
             told.on_note(f"resuming from round {restored.state.round}.")
         restored.seconds.total += time.perf_counter() - begin
         _run_to_end(experiment, restored, folder, told, parts)
     return folder.path
+
+
+def _restored(experiment: Experiment, folder: RunFolder) -> Restored:
+    """Restore the last checkpoint of a run folder.
+
+    Metrics in the folder that are newer than the checkpoint are removed.
+
+    Returns:
+        The state of the checkpoint, and what else it stores. If there is no checkpoint: the state
+        before the first round, and nothing else.
+
+    Raises:
+        DataError: The checkpoint is damaged or belongs to another configuration.
+    """
+    path = folder.checkpoint("last")
+    if not path.exists():
+        folder.rewind(0)
+        folder.client_rows = ClientRows()
+        return Restored(experiment.start(), Seconds(), Memory())
+    config_hash = experiment.config.hash()
+    state, extra, folder.client_rows = checkpoint.read(path, config_hash, experiment.storage)
+    with checkpoint.reading(path):
+        if state.stage >= len(experiment.algorithm.stages()):
+            raise ValueError(f"there is no stage {state.stage}")
+        lines, seconds = int(extra.pop("rows")), Seconds(**extra.pop("seconds"))
+        restored = Restored(state, seconds, Memory(**extra))
+    folder.rewind(lines)
+    return restored
 
 
 def _told(callbacks: Sequence[Callback], loggers: Sequence[Logger]) -> CallbackList:
@@ -250,7 +294,8 @@ def _run_to_end(
                 f"the tensors that the {who} take {size / GIB:.1f} GiB and are stored in a mapped"
                 f" file in output.dir, since they exceed engine.state_memory={storage.limit:g} GiB."
             )
-    loop = experiment.loop(folder, callbacks, start.seconds, parts)
+    evaluator = experiment.evaluator(callbacks.on_note, parts)
+    loop = FederatedLoop(experiment, evaluator, folder, callbacks, start.seconds)
     try:
         with as_flbench_errors(folder.resume_command):
             loop.begin(state, start.memory)
@@ -262,7 +307,7 @@ def _run_to_end(
                 raise type(error)(text) from (error.__cause__ or error)
             if "test" in parts:
                 with own_methods.named(experiment.algorithm.config):
-                    loop.summary = finalize.write(experiment, loop, state)
+                    loop.summary = finalize.write(loop, state)
             callbacks.call("on_run_end", loop.view())
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):

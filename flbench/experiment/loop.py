@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -19,10 +18,10 @@ from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import Config
 from flbench.core.errors import CallbackError, DivergedError, RunError, UserError
-from flbench.core.storage import Storage
 from flbench.core.types import Results, Stage, State, Tree
-from flbench.engine.base import Engine, RoundSettings
+from flbench.engine.base import RoundSettings
 from flbench.experiment import own_methods, rounds
+from flbench.experiment.assembly import Experiment
 from flbench.experiment.evaluate import Evaluator
 from flbench.experiment.evaluation_tables import group_rows
 from flbench.experiment.interrupts import Interrupts
@@ -74,59 +73,54 @@ class FederatedLoop:
     """Runs the rounds of an experiment from a given state to the end.
 
     Attributes:
-        config: Configuration of the run.
-        algorithm: The method.
-        engine: Engine that trains the clients.
-        evaluator: Evaluator of the models.
+        experiment: The experiment.
+        evaluator: Evaluator of its models.
         folder: Run folder that metrics and checkpoints are written to.
         callbacks: The callbacks of the run.
         seconds: Time spent so far, including the time before a resume.
+        config: Configuration of the run.
+        algorithm: The method.
         last: Scores of the last evaluation; None before the first.
-        module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
-        storage: Where large tensors are stored.
         state: State after the last round.
         memory: What callbacks remember and have asked for.
         summary: Content of summary.json; None before the run is finished.
         running: Best and last evaluated round, and totals, of the metrics written so far.
-        ended: The last state that was evaluated and saved as far as that was due; None for none.
         saved_at: Time of `time.monotonic` of the last checkpoint, or of the begin.
         saved: Round of the last checkpoint; None if there is no checkpoint.
         stale: [N] bool: clients whose leaves may have changed since the last evaluation.
     """
 
-    config: Config
-    algorithm: Algorithm
-    engine: Engine
+    experiment: Experiment
     evaluator: Evaluator
     folder: RunFolder
-    callbacks: CallbackList = field(default_factory=CallbackList)
-    seconds: Seconds = field(default_factory=Seconds)
+    callbacks: CallbackList
+    seconds: Seconds
+    config: Config = field(init=False)
+    algorithm: Algorithm = field(init=False)
     last: Evaluation | None = None
-    module: Mapping[str, Any] = field(default_factory=dict)
-    storage: Storage = Storage()
     state: State = field(init=False)
     memory: Memory = field(default_factory=Memory)
     summary: Summary | None = None
     running: RunningSummary = field(init=False)
-    ended: State | None = None
     saved_at: float = field(default_factory=time.monotonic)
     saved: int | None = None
     stale: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stale = torch.ones(self.evaluator.federation.clients, dtype=torch.bool)
+        self.config, self.algorithm = self.experiment.config, self.experiment.algorithm
+        self.stale = torch.ones(self.experiment.federation.clients, dtype=torch.bool)
         self.running = RunningSummary(self.folder.rows, self.config.evaluation.best)
 
     def view(self) -> RunView:
         """Return what callbacks see of the run now."""
-        federation = self.evaluator.federation
+        federation = self.experiment.federation
         return RunView(
             config=self.config,
             path=self.folder.path,
             clients=federation.clients,
             client_names=tuple(federation.partition.names),
             class_names=tuple(federation.dataset.classes),
-            module=MappingProxyType(dict(self.module)),
+            module=MappingProxyType(dict(self.experiment.module)),
             loss=self.folder.newest.get("train/loss", math.nan),
             rows=tuple(self.folder.rows),
             metrics=MappingProxyType(self.folder.newest),
@@ -154,12 +148,11 @@ class FederatedLoop:
         self.callbacks.call("on_run_start", self.view())
         self.callbacks.state_dict()  # one that cannot be saved fails before the first round
 
-    def run(self, state: State, until: int | None = None) -> State:
-        """Run rounds; write metrics and checkpoints during the run.
+    def run(self, state: State) -> State:
+        """Run the remaining rounds; write metrics and checkpoints during the run.
 
         Args:
             state: State to start or resume from.
-            until: Number of the round to stop after; None for the end of the run.
 
         Returns:
             The state after the last round.
@@ -173,21 +166,17 @@ class FederatedLoop:
                 been saved.
         """
         stages = self.algorithm.stages()
-        total = self.config.train.rounds
-        # A set-up stage may follow the last round: without `until`, only the stages end the loop.
-        stop = math.inf if until is None or until >= total else until
         self.state = state
         with Interrupts() as interrupts:
             try:
                 # The run may have been interrupted between a round and its evaluation.
-                if state.round and state is not self.ended:
+                if state.round:
                     self._end_round(interrupts)
-                while (
-                    (state := self.state).stage_round < stages[state.stage].rounds
-                    and state.round < stop
-                    and not self._has_stopped()
-                ):
-                    stage = stages[state.stage]
+                # A set-up stage may follow the last round: only the stages end the loop.
+                while not self._has_stopped():
+                    stage, state = stages[self.state.stage], self.state
+                    if state.stage_round == stage.rounds:
+                        break
                     settings = rounds.settings_of(self.algorithm, state, setup=stage.setup)
                     with rounds.seeded_method(self.algorithm, settings.draw):
                         self.state, rows = self.round(stage, settings, interrupts)
@@ -227,7 +216,7 @@ class FederatedLoop:
             RunError: A client diverged under `train.on_divergence=stop`, or the disk failed.
         """
         state, evaluator = self.state, self.evaluator
-        settings = replace(settings, storage=self.storage)
+        settings = replace(settings, storage=self.experiment.storage)
         number = state.round + (not stage.setup)  # after this round
         evaluated = not stage.setup and self._is_evaluation_due(number)
         groups = None
@@ -242,7 +231,7 @@ class FederatedLoop:
                 observers = evaluator.observers(first, common=common)
             with interrupts.allowed():
                 trained = rounds.train(
-                    self.algorithm, self.engine, state, settings, observe=observers
+                    self.algorithm, self.experiment.engine, state, settings, observe=observers
                 )
         results = trained.results
         self.seconds.train -= results.observe_seconds
@@ -254,7 +243,7 @@ class FederatedLoop:
                 before = evaluator.evaluate_cohort(state, settings, results.ids)
         with self.seconds.measure("train"):
             over = rounds.exchange(self.algorithm, state, trained)
-            server = self.storage.of_server(over.state.server, state.server)
+            server = self.experiment.storage.of_server(over.state.server, state.server)
             self.folder.client_rows.changed(results.ids)
             self.stale[results.ids] = True
         split = "setup" if stage.setup else "train"
@@ -296,7 +285,6 @@ class FederatedLoop:
         is_due = number % output.checkpoint_every == 0 and is_old
         if stopped or is_last or is_due or self.running.best == number:
             self.save()
-        self.ended = self.state
 
     def _evaluate(self, interrupts: Interrupts, *, common: bool) -> list[Row]:
         """Evaluate all models and add the rows that metrics.csv does not have; return them."""
@@ -393,7 +381,7 @@ class FederatedLoop:
             DivergedError: A client diverged under `train.on_divergence=stop`.
         """
         for failure in results.failures:
-            who = self.evaluator.federation.partition.called(failure.client)
+            who = self.experiment.federation.partition.called(failure.client)
             where = f"round {self.state.round + 1}, client {who}"
             text = f"{where}: {failure.reason}; left out of this round."
             if self.config.train.on_divergence == "stop":

@@ -21,7 +21,7 @@ from flbench.algorithms.base import Algorithm
 from flbench.algorithms.setting import Setting
 from flbench.client.forward import name_in_net
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
-from flbench.config.schema import Config, OptimizerConfig, ScheduleConfig
+from flbench.config.schema import OptimizerConfig, ScheduleConfig, TrainConfig
 from flbench.core.errors import ConfigError
 from flbench.core.types import State
 from flbench.experiment.rounds import programs, visible_to_server
@@ -30,11 +30,11 @@ from flbench.models.base import NetSpec
 from flbench.models.lightning_net import LightningNet
 
 
-def check_keys(config: Config) -> None:
+def check_keys(train: TrainConfig) -> None:
     """Raise a ConfigError for keys that a module with its own training step excludes."""
     for key, is_set, instead in (
-        ("train.optimizer", config.train.optimizer != OptimizerConfig(), "configure_optimizers"),
-        ("train.terms", bool(config.train.terms), "training_step"),
+        ("train.optimizer", train.optimizer != OptimizerConfig(), "configure_optimizers"),
+        ("train.terms", bool(train.terms), "training_step"),
     ):
         if is_set:
             raise ConfigError(
@@ -65,7 +65,7 @@ def _changed(step: Step, optimizer: OptimizerConfig) -> Step:
 
 
 def check_method(
-    algorithm: Algorithm, start: State, net: LightningNet, *, has_classes: bool = True
+    algorithm: Algorithm, start: State, net: nn.Module, *, has_classes: bool = True
 ) -> None:
     """Raise a ConfigError if a method needs something that the module does not give.
 
@@ -77,6 +77,7 @@ def check_method(
         net: The user's module as a net.
         has_classes: Whether the data have classes, which a method may need.
     """
+    assert isinstance(net, LightningNet)
     first = algorithm.local_program(replace(start, clients={}))
     deployments = algorithm.deployed(visible_to_server(start, first), torch.tensor([0])).values()
     reasons: list[str] = []
@@ -144,14 +145,14 @@ def _name(thing: object) -> str:
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
-def recorded(net: nn.Module, config: Config) -> dict[str, Any]:
+def recorded(net: nn.Module, train: TrainConfig) -> dict[str, Any]:
     """Return the `optimizer` (class and arguments) and the `hyperparameters` of a module.
 
     Raises:
         ConfigError: The module has a scheduler, and there is one of the rounds as well.
     """
     assert isinstance(net, LightningNet)
-    if "schedulers" in net.optimizer and config.train.schedule != ScheduleConfig():
+    if "schedulers" in net.optimizer and train.schedule != ScheduleConfig():
         raise ConfigError(
             f"{net.title} has a scheduler of its own, and `train.schedule` changes the learning"
             " rate by round as well. Use one of them."

@@ -27,7 +27,7 @@ from flbench.algorithms import Algorithm, Deployment
 from flbench.algorithms.base import is_of_user
 from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, shortened
-from flbench.config.schema import Config, EngineConfig
+from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, RunError, UnknownNameError, UserError
 from flbench.core.rng import seeded
 from flbench.core.storage import only_rows
@@ -40,7 +40,6 @@ from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import hook_checks, rounds
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.predictions import Predict
-from flbench.models.base import build as build_net
 from flbench.models.base import is_lightning, net_leaves
 
 if TYPE_CHECKING:  # it imports Lightning, which takes a second
@@ -80,8 +79,11 @@ class Smoke:
     begin: Callable[[nn.Module, Algorithm], State]
     draws: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    def check(self, config: Config) -> nn.Module:
+    def check(self, made: Callable[[], nn.Module]) -> nn.Module:
         """Execute a smoke round twice, and once with net and method made anew.
+
+        Args:
+            made: Makes the net of the run once more.
 
         Returns:
             A copy of the net, which has been trained.
@@ -94,10 +96,8 @@ class Smoke:
         """
         if not len(self.ids):
             return self.net
-        shape, classes = self.federation.shape, self.federation.output
         with _alone():
-            net = build_net(config.model, shape, classes, config.seed)
-            first, anew = self._anew(self.net), self._anew(net)
+            first, anew = self._anew(self.net), self._anew(made())
             engine, programs = first._sequential(), dict[int, LocalProgram]()
             found = first._round(engine, programs)
             again = first._round(engine, programs)

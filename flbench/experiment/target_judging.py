@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flbench.algorithms.base import Deployment
 from flbench.config.schema import BestConfig, Config
@@ -89,7 +89,7 @@ class TargetJudge:
         yield "clients.csv", tuple(lines[0]), [tuple(line.values()) for line in lines]
 
 
-def make(config: Config, net: LightningNet, federation: Federation) -> TargetJudge:
+def make(config: Config, net: nn.Module, federation: Federation) -> TargetJudge:
     """Return the judge, with the choice of the best round.
 
     The metrics are tried on the smallest part of a client.
@@ -98,6 +98,7 @@ def make(config: Config, net: LightningNet, federation: Federation) -> TargetJud
         ConfigError: A key is for classes. Or a metric is not there, has changed since the run
             began, cannot be computed, or does not say whether larger values are better.
     """
+    assert isinstance(net, LightningNet)  # no other net has targets that are not classes
     _check_keys(config, federation)
     metrics = own_metrics.make(config.evaluation, None)
     best = config.evaluation.best

@@ -384,13 +384,13 @@ class Named(FedAvg):
 
     statistic, entry, sent, reduce = "sizes", "sizes.n", "size", "sum"
     kept, masks, mask, reply, model = "old", (("old", "held"),), "old", "old", "old"
-    stage = 0  # the stage that has the names of the subclass
+    where = 0  # the stage that has the names of the subclass
 
     def stages(self):
         return (Stage("warm", 1, setup=True), Stage("main", self.setting.rounds))
 
     def names(self, state):
-        return self if state.stage == self.stage else Named
+        return self if state.stage == self.where else Named
 
     def init(self, start):
         server, clients = super().init(start)
@@ -447,7 +447,7 @@ WRONG = {  # the names of a subclass, and the name that the error has
 )
 def test_a_name_that_nothing_writes_is_an_error_before_the_first_round(case, stage):
     values, name = WRONG[case]
-    kind = type("Misspelt", (Named,), {**values, "stage": stage})
+    kind = type("Misspelt", (Named,), {**values, "where": stage})
 
     with pytest.raises(UnknownNameError, match=f"`{name}`"), method_named("misspelt", kind):
         build("algorithm=misspelt", "train.rounds=2")
