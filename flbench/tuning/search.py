@@ -8,7 +8,7 @@ checkpoint. Nothing of Ray Tune's own state is needed for it.
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,6 @@ from flbench.jobs.progress import JobProgress
 from flbench.results import metrics_file, study_folder
 from flbench.results.study_folder import DIGITS, Trial, best_trial
 from flbench.tuning.prepare import PreparedStudy
-from flbench.tuning.proposals import Proposals
 from flbench.tuning.ray_tune import bundles, quiet, reason_of
 from flbench.tuning.request import FACTOR, grace_of
 from flbench.tuning.scores import by_round
@@ -104,15 +103,6 @@ def _carried_out(
         train(StudyFolder(path, resume), prepared, shown=shown)
 
 
-def train(folder: StudyFolder, prepared: PreparedStudy, *, shown: bool = True) -> None:
-    """Train the trials of a study on the cluster to which this process is connected."""
-    quiet()
-    progress = TrialProgress(folder, prepared)
-    progress.console.quiet = not shown
-    with progress.live():
-        _fit(folder, prepared, progress)
-
-
 class TrialJob(Job):
     """A trial, whose number stands in place of that of a repetition."""
 
@@ -161,28 +151,23 @@ class TrialProgress(JobProgress):
         self.end(self._trials[one.method, one.index], reason, outcome, f"{one.state}{found}")
 
 
-def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) -> None:
-    """Let Ray Tune train what is left."""
+def train(folder: StudyFolder, prepared: PreparedStudy, *, shown: bool = True) -> None:
+    """Train the trials of a study on the cluster to which this process is connected."""
+    quiet()
+    progress = TrialProgress(folder, prepared)
+    progress.console.quiet = not shown
+    scheduler = None
+    if prepared.request.scheduler == "asha":
+        rounds, every = prepared.config.train.rounds, prepared.config.evaluation_period
+        grace = {name: grace_of(name, rounds, every) for name in prepared.spaces}
+        scheduler = Halving(grace, rounds=rounds, seen=seen_in(folder, prepared))
+    search = Search(folder, prepared, progress, scheduler)
     storage = folder.path / "search"
-    request, config, scheduler = prepared.request, prepared.config, None
-    if request.scheduler == "asha":
-        seen, rounds = seen_in(folder, prepared), config.train.rounds
-        grace = {name: grace_of(name, rounds, config.evaluation_period) for name in prepared.spaces}
-        scheduler = Halving(grace, rounds=rounds, seen=seen)
-    search = Search(
-        folder,
-        prepared.proposals(),
-        trials=prepared.trials,
-        seed=config.seed,
-        rounds=config.train.rounds,
-        progress=progress,
-        was_stopped=lambda *one: scheduler is not None and one in scheduler.stopped,
-        keeps_all=config.output.keep_trials == "all",
-    )
-    events = Events(search, progress, prepared.resources)
+    tuner = _tuner(folder, prepared, search, scheduler, storage)
     shutil.rmtree(storage, ignore_errors=True)
     try:
-        _tuner(folder, prepared, storage, search, scheduler, events).fit()
+        with progress.live():
+            tuner.fit()
     except StudyStopped as stopped:
         raise LostError(str(stopped)) from None
     except tune.TuneError as error:
@@ -205,10 +190,9 @@ def _fit(folder: StudyFolder, prepared: PreparedStudy, progress: TrialProgress) 
 def _tuner(
     folder: StudyFolder,
     prepared: PreparedStudy,
-    storage: Path,
     search: "Search",
     scheduler: "Halving | None",
-    events: "Events",
+    storage: Path,
 ) -> tune.Tuner:
     """Return the Tuner of a study; Ray keeps one copy of the samples for all trials."""
     resources, federation = prepared.resources, prepared.federation
@@ -243,7 +227,7 @@ def _tuner(
             name=storage.name,
             storage_path=str(storage.parent),
             failure_config=tune.FailureConfig(max_failures=resources.retries),
-            callbacks=[events],
+            callbacks=[Events(search, resources)],
             verbose=0,
         ),
     )
@@ -254,16 +238,13 @@ class Search(Searcher):  # type: ignore[misc]
 
     Args:
         folder: Study folder.
-        proposals: What proposes the trials of each method.
-        trials: Number of trials of each method.
-        seed: Seed of all trials.
-        rounds: Number of rounds of a trial that is not stopped.
+        prepared: The study.
         progress: Progress of the trials.
-        was_stopped: Function that returns whether the scheduler has stopped a trial. Ray Tune may
-            end one early because its worker died; that one is handed out again.
-        keeps_all: Whether the checkpoints of trials that have lost are kept.
+        scheduler: What stops trials; None for nothing. Ray Tune may end a trial early because its
+            worker died; that one is handed out again.
 
     Attributes:
+        progress: Progress of the trials.
         trials: Folders of trials by Ray Tune's id.
         refused: Why nothing is handed out any more; None if nothing is wrong.
     """
@@ -271,20 +252,14 @@ class Search(Searcher):  # type: ignore[misc]
     def __init__(
         self,
         folder: StudyFolder,
-        proposals: Mapping[str, Proposals],
-        *,
-        trials: Mapping[str, int],
-        seed: int,
-        rounds: int,
+        prepared: PreparedStudy,
         progress: TrialProgress,
-        was_stopped: Callable[[str, int], bool] = lambda method, index: False,
-        keeps_all: bool = False,
+        scheduler: "Halving | None",
     ) -> None:
         super().__init__()
-        self._study, self._proposals, self._each = folder, proposals, trials
-        self._seed, self._rounds = seed, rounds
-        self._progress, self._keeps_all, self._was_stopped = progress, keeps_all, was_stopped
-        self._known: dict[str, dict[int, Trial]] = {method: {} for method in proposals}
+        self._study, self._prepared, self.progress = folder, prepared, progress
+        self._scheduler, self._proposals = scheduler, prepared.proposals()
+        self._known: dict[str, dict[int, Trial]] = {method: {} for method in self._proposals}
         for one in folder.trials():
             self._known[one.method][one.index] = one
         self._begun: set[str] = set()
@@ -309,10 +284,10 @@ class Search(Searcher):  # type: ignore[misc]
                     continue
                 self._begun.add(trial.name)
                 self.trials[trial_id] = trial
-                self._progress.begin_trial(trial)
+                self.progress.begin_trial(trial)
                 return {"method": method, "index": index, "params": params}
             ended = sum(one.state != "running" for one in known.values())
-            is_over &= ended == self._each[method]
+            is_over &= ended == self._prepared.trials[method]
         return str(Searcher.FINISHED) if is_over else None
 
     def on_trial_complete(
@@ -334,9 +309,11 @@ class Search(Searcher):  # type: ignore[misc]
         folder = self.trials[trial_id]
         known = self._known[folder.method]
         params = self._proposals[folder.method].given(known)[folder.index]
-        trial = folder.read() or folder.begin(params, seed=self._seed, rounds=self._rounds)
+        seed, rounds = self._prepared.config.seed, self._prepared.config.train.rounds
+        trial = folder.read() or folder.begin(params, seed=seed, rounds=rounds)
         if trial.state == "running":
-            if reason is None and not self._was_stopped(folder.method, folder.index):
+            stopped = self._scheduler.stopped if self._scheduler else ()
+            if reason is None and (folder.method, folder.index) not in stopped:
                 self._begun.discard(folder.name)
                 return
             state = "stopped" if reason is None else "failed"
@@ -344,7 +321,7 @@ class Search(Searcher):  # type: ignore[misc]
             trial = folder.write(trial, state=state, reason=why, ended=now())
         known[folder.index] = trial
         self.remove_leftovers()
-        self._progress.end_trial(trial)
+        self.progress.end_trial(trial)
 
     def remove_leftovers(self) -> None:
         """Remove the checkpoints of trials that have lost, unless all are kept.
@@ -352,7 +329,8 @@ class Search(Searcher):  # type: ignore[misc]
         A trial has lost if it has ended and another one of its method is better, or if it has no
         score. It is never trained again: its metrics and its configuration are all that is read.
         """
-        for known in () if self._keeps_all else self._known.values():
+        keeps_all = self._prepared.config.output.keep_trials == "all"
+        for known in () if keeps_all else self._known.values():
             ended = [one for one in known.values() if one.state != "running"]
             best = best_trial(ended)
             for one in ended:
@@ -449,8 +427,8 @@ class Events(tune.Callback):  # type: ignore[misc]
     Ray finds another node for a trial whose node is lost, if there is one with its resources.
     """
 
-    def __init__(self, search: Search, progress: TrialProgress, resources: Resources) -> None:
-        self._search, self._progress, self._resources = search, progress, resources
+    def __init__(self, search: Search, resources: Resources) -> None:
+        self._search, self._progress, self._resources = search, search.progress, resources
         self._needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
         self._since: float | None = None  # time since when trials wait and none runs
         self._due = NOTICE  # seconds of a wait after which the user is told next

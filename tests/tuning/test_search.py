@@ -30,12 +30,26 @@ class Counting:
         return [{"train.optimizer.lr": k} for k in range(count)]
 
 
-def search_of(study, *methods, trials=2, batch=None, **options):
+class Every:
+    """Contains every trial."""
+
+    def __contains__(self, one):
+        return True
+
+
+def search_of(study, *methods, trials=2, batch=None, stops=False, keep="best"):
     ended = []
     proposals = {method: Counting(trials, batch) for method in methods or ["a"]}
     progress = SimpleNamespace(begin_trial=lambda trial: None, end_trial=ended.append)
-    each = dict.fromkeys(proposals, trials)
-    made = Search(StudyFolder(study), proposals, trials=each, progress=progress, **GIVEN, **options)
+    train = SimpleNamespace(rounds=GIVEN["rounds"])
+    output = SimpleNamespace(keep_trials=keep)
+    prepared = SimpleNamespace(
+        proposals=lambda: proposals,
+        trials=dict.fromkeys(proposals, trials),
+        config=SimpleNamespace(seed=GIVEN["seed"], train=train, output=output),
+    )
+    scheduler = SimpleNamespace(stopped=Every()) if stops else None
+    made = Search(StudyFolder(study), prepared, progress, scheduler)
     made.ended = ended
     return made
 
@@ -57,7 +71,7 @@ def connected(monkeypatch):
 
 
 def test_every_trial_comes_once_and_other_methods_begin_while_one_waits_for_its_batch(tmp_path):
-    made = search_of(tmp_path, "b", "a", trials=4, batch=2, was_stopped=lambda *one: True)
+    made = search_of(tmp_path, "b", "a", trials=4, batch=2, stops=True)
     found = []
     for number in range(10):
         one = made.suggest(str(number))
@@ -77,7 +91,7 @@ def test_every_trial_comes_once_and_other_methods_begin_while_one_waits_for_its_
 
 
 def test_resumed_search_gives_what_has_not_ended(tmp_path):
-    made = search_of(tmp_path, trials=4, was_stopped=lambda *one: True)
+    made = search_of(tmp_path, trials=4, stops=True)
     for name in "xyz":
         made.suggest(name)
         begun(made, name)
@@ -115,7 +129,7 @@ DIVERGED = {"state": "diverged", "reason": "all of them", "score": 0.5, "ended":
     ],
 )
 def test_how_a_trial_ends(tmp_path, connected, wrote, error, was_stopped, is_lost, state):
-    made = search_of(tmp_path, trials=1, was_stopped=lambda *one: was_stopped)
+    made = search_of(tmp_path, trials=1, stops=was_stopped)
     made.suggest("x")
     before = None if wrote is None else begun(made, **wrote).read()
     connected.lost = is_lost
@@ -135,16 +149,16 @@ def test_how_a_trial_ends(tmp_path, connected, wrote, error, was_stopped, is_los
 
 
 @pytest.mark.parametrize(
-    ("keeps_all", "ends", "expected"),
+    ("keep", "ends", "expected"),
     [
-        (False, "fsffd", ["002"]),  # a stopped trial cannot win, and a tie is won by the first
-        (True, "fsffd", ["000", "001", "002", "003", "004"]),
-        (False, "d", []),
+        ("best", "fsffd", ["002"]),  # a stopped trial cannot win, and a tie is won by the first
+        ("all", "fsffd", ["000", "001", "002", "003", "004"]),
+        ("best", "d", []),
     ],
 )
-def test_checkpoints_of_the_best_trial_stay(tmp_path, keeps_all, ends, expected):
+def test_checkpoints_of_the_best_trial_stay(tmp_path, keep, ends, expected):
     states = {"f": "finished", "s": "stopped", "d": "diverged"}
-    made = search_of(tmp_path, trials=len(ends), keeps_all=keeps_all)
+    made = search_of(tmp_path, trials=len(ends), keep=keep)
     for k, (end, score) in enumerate(zip(ends, (0.5, 0.9, 0.7, 0.7, None), strict=False)):
         made.suggest(str(k))
         trial = begun(made, str(k), state=states[end], score=None if end == "d" else score)
@@ -310,11 +324,9 @@ def test_a_wait_is_never_silent_for_half_a_minute_and_ends_the_study(monkeypatch
     clock, said = SimpleNamespace(now=0.0), []
     monkeypatch.setattr(search.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(search, "nodes_have", lambda needs: "The nodes have 1 CPU free.")
-    events = Events(
-        SimpleNamespace(trials={name: SimpleNamespace(name=name) for name in "abx"}),
-        SimpleNamespace(note=said.append),
-        Resources(1, EngineConfig(wait_seconds=60.0), 0.0, 0),
-    )
+    trials = {name: SimpleNamespace(name=name) for name in "abx"}
+    noting = SimpleNamespace(trials=trials, progress=SimpleNamespace(note=said.append))
+    events = Events(noting, Resources(1, EngineConfig(wait_seconds=60.0), 0.0, 0))
 
     def step(now, running=""):
         clock.now = now
