@@ -7,10 +7,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.results import metrics_file
 from flbench.results.study_folder import StoredStudy, Trial
 from flbench.tuning.scores import by_round
 from flbench.tuning.search_space import Parameter
+from flbench.tuning.study import TrialFolder
 
 ENOUGH: Final = 8  # trials: a random forest that is fitted to fewer says little
 TREES: Final = 16  # a forest of 64 gives the same order, and takes four times as long
@@ -43,15 +43,13 @@ def at_first_rung(study: StoredStudy, method: str) -> tuple[int, dict[int, float
     Returns:
         The number of rounds (0 without a trial), and the scores by the numbers of the trials.
     """
-    header, scores = study.header, dict[int, dict[int, float]]()
+    scores: dict[int, dict[int, float]] = {}
     for trial in study.trials_of(method):
         if trial.state not in ("finished", "stopped") or trial.score is None:
             continue
-        file = study.path / "trials" / method / f"{trial.index:03d}" / "metrics.csv"
-        rows = metrics_file.read(file) if file.is_file() else []
-        found = by_round(rows).items()
-        values = ((done, one.get(header.metric, nan)) for done, one in found)
-        known = {done: value for done, value in values if isfinite(value)}
+        folder = TrialFolder(study.path, method, trial.index).path
+        found = by_round(folder, study.header.metric, nan)
+        known = {done: value for done, value in found.items() if isfinite(value)}
         scores[trial.index] = known | {trial.round: trial.score}
     number = min((max(known) for known in scores.values()), default=0)
     return number, {k: known[number] for k, known in scores.items() if number in known}

@@ -1,8 +1,10 @@
 """What scores a trial: the metrics of its personal models after each evaluation."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.study_folder import PERSONAL
 from flbench.results.summary import RunningSummary
@@ -14,10 +16,18 @@ def metrics_at(rows: Sequence[Row], number: int) -> dict[str, float]:
     return {row.metric: row.value for row in rows if row[:3] == wanted}
 
 
-def by_round(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
-    """Return `metrics_at` of each evaluated round on validation parts, by the rounds in order."""
+def by_round(folder: Path, metric: str, missing: float) -> dict[int, float]:
+    """Return the scores of a trial by the evaluated rounds, in order; none before the first.
+
+    Args:
+        folder: Its run folder.
+        metric: Metric that scores the trial.
+        missing: Score of a round without the metric.
+    """
+    file = folder / "metrics.csv"
+    rows = metrics_file.read(file) if file.is_file() else []
     numbers = dict.fromkeys(row.round for row in rows if row.split == "validation")
-    return {number: metrics_at(rows, number) for number in numbers}
+    return {number: metrics_at(rows, number).get(metric, missing) for number in numbers}
 
 
 def reported(rows: list[Row], seconds: Mapping[str, float]) -> dict[str, Any]:

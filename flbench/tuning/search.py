@@ -27,7 +27,7 @@ from flbench.core.errors import RunError, UserError
 from flbench.core.wording import listed
 from flbench.jobs.job import Job, Outcome
 from flbench.jobs.progress import JobProgress
-from flbench.results import metrics_file, study_folder
+from flbench.results import study_folder
 from flbench.results.study_folder import DIGITS, Trial, best_trial
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.ray_tune import bundles, quiet, reason_of
@@ -353,10 +353,8 @@ def seen_in(folder: StudyFolder, prepared: PreparedStudy) -> Iterator[Seen]:
     """Yield the evaluations of the trials that have begun."""
     metric = prepared.request.metric
     for one in folder.trials():
-        file = folder.trial(one).path / "metrics.csv"
-        rows = metrics_file.read(file) if file.is_file() else []
-        for number, found in by_round(rows).items():
-            yield one.method, one.index, number, found.get(metric, WORST)
+        for number, score in by_round(folder.trial(one).path, metric, WORST).items():
+            yield one.method, one.index, number, score
 
 
 class Halving(FIFOScheduler):  # type: ignore[misc]
