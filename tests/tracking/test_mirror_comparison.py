@@ -155,6 +155,17 @@ def test_comparison_has_report_tables_and_design(store, whole, trained):
     assert artifacts(store, whole[name]) >= {"per_class.csv", "clients.csv", "config.yaml"}
 
 
+def test_tuned_methods_beside_others_have_the_names_of_the_report(store, copied):
+    file = copied / "comparison.json"
+    about = json.loads(file.read_text())
+    file.write_text(json.dumps({**about, "tuned": "study", "untuned": ["local"]}))
+
+    follow.sync(copied, store.address.uri)
+
+    names = {one.data.tags["method"] for key, one in runs_of(store, copied).items() if key}
+    assert names == set(fl.report(copied).leaderboard["method"]) == {"local", "fedavg tuned"}
+
+
 def test_nothing_is_sent_twice_neither_as_a_whole_nor_by_cells(store, whole, trained, capsys):
     cells = map(str, sorted((trained / "cells").iterdir()))
 
