@@ -28,6 +28,7 @@ from flbench.metrics.classes import rare_classes
 from flbench.tuning import library
 from flbench.tuning.proposals import Proposals
 from flbench.tuning.request import (
+    KEPT,
     LONG_TAIL,
     ORIGIN,
     TuneRequest,
@@ -276,8 +277,10 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> PreparedStudy:
     """
     header = folder.description()
     try:
-        kept = TuneRequest.kept(header)
-        request = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **(kept | changed))
+        kept = {name: header[name] for name in (*KEPT, "batch")}
+        # As many trials at once as TPE proposes, unless that changes.
+        options = {"concurrent": kept["batch"], **kept, **changed}
+        request = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **options)
         files = {name: folder.path / "methods" / f"{name}.yaml" for name in request.methods}
         # This also registers methods that their modules have not registered yet.
         for each in header["methods"].values():
@@ -344,7 +347,7 @@ def _described(prepared: PreparedStudy) -> dict[str, Any]:
         "rounds": config.train.rounds,
         "validation": _validation_samples(prepared.federation, config, request.metric),
         "git_revision": provenance.git_revision(),
-        **request.tree(),
+        **{name: getattr(request, name) for name in KEPT},
         "batch": prepared.batch,
         "methods": {
             method: {

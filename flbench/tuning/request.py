@@ -1,7 +1,6 @@
 """Options of a study, and checks of them that need no data."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -29,6 +28,7 @@ KEPT: Final = (
     *("trials", "equal", "search", "scheduler", "metric"),
     *("seeds", "vary", "gpus", "retries", "address"),
 )
+"""Options that study.json has, beside `batch`."""
 VARIED: Final = ("both", "training")
 """What may differ between repetitions; those with one seed of the training support no claim."""
 FACTOR: Final = 3  # successive halving continues one trial in three
@@ -67,20 +67,6 @@ class TuneRequest:
     address: str | None = None
     out: Path = Path("studies")
     batch: int | None = None
-
-    def tree(self) -> dict[str, Any]:
-        """Return the options that a study keeps, for study.json."""
-        return {name: getattr(self, name) for name in KEPT}
-
-    @staticmethod
-    def kept(tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a study.json; it has as many trials at once as TPE proposes.
-
-        Raises:
-            KeyError: One is missing.
-        """
-        batch = tree["batch"]
-        return {name: tree[name] for name in KEPT} | {"batch": batch, "concurrent": batch}
 
 
 def require_ray_tune() -> None:
