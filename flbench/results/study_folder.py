@@ -143,8 +143,7 @@ class Trial:
         started: ISO time at which the trial began.
         ended: ISO time at which the trial ended; None while it runs.
         attempts: Number of times that the trial was begun; more than 1 after a worker failed.
-        node: Machine of the Ray cluster that trained the trial.
-        pid: Process that trained the trial there.
+        node, pid: Machine of the Ray cluster, and process there, that trained the trial.
         steps: Optimizer steps until the last evaluation; None before the first.
         loss: Validation loss, the mean of -log p of the true class, at the last evaluation; None
             before the last round, unless `evaluation.probabilities` is set.
