@@ -359,10 +359,10 @@ def _encoded(made: Federation, *, by_client: bool) -> Federation:
     from flbench.data.table_encoding import encode_words, impute
 
     everyone = made.with_new_clients().partition
-    x, source, word, first = encode_words(made.x.numpy(), made.dataset, made.partition)
-    x, fill, then = impute(x, everyone, source, by_client=by_client, training=made.clients)
-    table, notes = TableEncoding(source, word, fill), (*made.notes, *first, *then)
-    return replace(made, x=torch.from_numpy(x), table=table, notes=notes)
+    x, source, word = encode_words(made.x.numpy(), made.dataset, made.partition)
+    x, fill, notes = impute(x, everyone, source, by_client=by_client, training=made.clients)
+    table = TableEncoding(source, word, fill)
+    return replace(made, x=torch.from_numpy(x), table=table, notes=(*made.notes, *notes))
 
 
 def _normalized(made: Federation, how: str | GivenNormalization) -> Federation:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, shortened
 from flbench.core.own_names import as_written
+from flbench.core.wording import listed
 from flbench.data.dataset import Dataset
 
 MAX_CLASSES = 10_000
@@ -103,10 +104,8 @@ def number_classes(
         The names of the C classes, and the labels [n] of each part in [0, C).
 
     Raises:
-        DataError: A label is missing, is negative, or is not among `names`; or a name is empty or
-            that of another class.
+        DataError: A label is missing, is negative, or is not among `names`.
     """
-    check_names(names or (), where)
     parts = {key: _one_each(part, f"{where}: `{key}`") for key, part in parts.items()}
     if any(part.dtype.kind in "USO" for part in parts.values()):
         texts = {
@@ -227,15 +226,6 @@ def check_classes(dataset: Dataset, path: Path | str) -> None:
                 name.encode()
             except ValueError as error:
                 raise DataError(f"{path}: {what} {k}: {error}. Rename it.") from error
-    check_names(classes, path)
-
-
-def check_names(names: Sequence[str], path: Path | str) -> None:
-    """Raise a DataError if a class has an empty name, or two classes have the same name."""
-    seen: dict[str, int] = {}
-    for k, name in enumerate(names):
-        if not name.strip() or seen.setdefault(name.strip(), k) != k:
-            raise DataError(
-                f"{path}: class {k} has the name {name!r}, which is empty or that of another class."
-                " Give each class a name of its own."
-            )
+    stripped = [name.strip() for name in classes]
+    if "" in stripped or len({*stripped}) < len(stripped):
+        raise DataError(f"{path}: classes need names that differ, got {listed(classes, 20)}.")

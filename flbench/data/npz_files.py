@@ -52,33 +52,30 @@ def read(path: Path, config: DataConfig) -> Dataset:
     blocks = arrays[group] if group else None
     others = {key: array for key, array in arrays.items() if key not in renamed.values()}
     arrays = others | {wanted: arrays[found] for wanted, found in renamed.items()}
-    dataset = from_arrays(arrays, path, config.title, config.layout, config.kind, owned=True)
+    dataset = from_arrays(arrays, path, config.title, config.layout, config.kind)
     if not group or blocks is None:
         return dataset
     return labels_of.with_blocks(dataset, blocks, group, f"{path}: `{group}`")
 
 
 def from_arrays(
-    arrays: Mapping[str, NDArray[Any]],
+    arrays: dict[str, NDArray[Any]],
     path: Path | str,
     name: str,
     layout: str = "auto",
     kind: str = "auto",
-    *,
-    owned: bool = False,
 ) -> Dataset:
     """Return the data set of arrays that have the names of those in an NPZ file.
 
     The classes are those whose labels occur, unless `class_names` names them.
 
     Args:
-        arrays: Arrays by name.
+        arrays: Arrays by name. Those of samples are taken out, to free their memory; the samples of
+            the data set may share it.
         path: The file, or what the arrays are, for error messages.
         name: Name of the data set.
         layout: `data.layout`: `channels_last`, `channels_first` or `auto`.
         kind: `data.kind`: what the samples are, or `auto`.
-        owned: Whether nobody else uses the arrays, so that the samples need not be copied. Each
-            array of samples is then removed from the mapping when it has been read.
 
     Raises:
         DataError: The arrays have another layout.
@@ -101,7 +98,7 @@ def from_arrays(
     samples: list[NDArray[Any]] = []
     for part, y in zip(parts, labels, strict=True):
         what = f"{path}: `{part}_images`"
-        x = as_samples(arrays[f"{part}_images"], what, layout, kind, owned=owned)
+        x = as_samples(arrays.pop(f"{part}_images"), what, layout, kind)
         if len(x) != len(y) or (part == "train" and not len(y)):
             raise DataError(
                 f"{what} has {len(x)} samples, and `{part}_labels` {len(y)}. Save one label for"
@@ -117,12 +114,9 @@ def from_arrays(
             " and the samples tokens [n, length] in integers."
         )
     groups, group_names = _groups(arrays, dict(zip(parts, labels, strict=True)), path)
-    if owned and isinstance(arrays, dict):
-        for part in parts:
-            del arrays[f"{part}_images"]
     return Dataset(
         name,
-        samples[0] if owned and len(samples) == 1 else np.concatenate(samples),
+        samples[0] if len(samples) == 1 else np.concatenate(samples),
         np.concatenate(labels),
         names,
         train=sum(len(y) for part, y in zip(parts, labels, strict=True) if part != "test"),
@@ -168,10 +162,8 @@ def read_arrays(
     return found
 
 
-def as_samples(
-    x: NDArray[Any], what: str, layout: str, kind: str = "auto", *, owned: bool = False
-) -> NDArray[Any]:
-    """Return samples as a data set has them.
+def as_samples(x: NDArray[Any], what: str, layout: str, kind: str = "auto") -> NDArray[Any]:
+    """Return samples as a data set has them; they may share memory with the array.
 
     Args:
         x: The array of the file.
@@ -179,7 +171,6 @@ def as_samples(
         layout: `data.layout`.
         kind: `data.kind`. With `auto`, integers [n, length] are tokens, floating-point numbers
             [n, columns] a table, and [n, ., .] series if `layout` is set and grey images otherwise.
-        owned: Whether the result may share memory with floating-point numbers of the file.
 
     Returns:
         Images [n, channels, height, width], uint8 or float32; series [n, channels, length] float32;
@@ -223,13 +214,13 @@ def as_samples(
         x = x[:, None]  # [n, H, W] -> [n, 1, H, W], and [n, length] -> [n, 1, length]
     if layout == "channels_last":
         x = np.moveaxis(x, -1, 1)  # [n, H, W, channels] -> [n, channels, H, W]
-    return np.ascontiguousarray(x if is_pixels else _as_float32(x, what, owned=owned and is_float))
+    return np.ascontiguousarray(x if is_pixels else _as_float32(x, what))
 
 
-def _as_float32(x: NDArray[Any], what: str, *, owned: bool) -> NDArray[np.float32]:
+def _as_float32(x: NDArray[Any], what: str) -> NDArray[np.float32]:
     """Return samples as float32; raise a DataError if a value is not finite in it."""
     with np.errstate(over="ignore"):
-        x = x.astype(np.float32, copy=not owned)
+        x = x.astype(np.float32, copy=False)
     # In pieces, because a mask takes a quarter of the memory of the samples.
     for k in range(0, len(x), 1024):
         if not (is_finite := np.isfinite(x[k : k + 1024])).all():

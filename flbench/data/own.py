@@ -162,7 +162,8 @@ class Data:
         if values is not None:
             found["class_names"] = np.asarray(NO_CLASSES)
         dataset = npz_files.from_arrays(found, "`data`", _checked_name(name), layout, kind)
-        dataset = replace(dataset, targets=values)
+        # The samples of arrays are the user's, who may change them.
+        dataset = replace(dataset, x=dataset.x.copy(), targets=values)
         if group is not None:
             groups = _array(group, "`group`")
             dataset = labels_of.with_blocks(dataset, groups, "group", "`data`, `group`")
@@ -182,21 +183,18 @@ class Data:
         """
         if not isinstance(clients, Mapping) or not clients:
             raise DataError("`data` must be a dict with a pair (samples, labels) for each client.")
-        pairs: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+        pairs: list[tuple[NDArray[Any], NDArray[Any]]] = []
         for key, pair in clients.items():
             where = f"`data`, client `{shortened(str(key), 60)}`"
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise DataError(f"{where} must be a pair (samples, labels).")
-            _check_order(pair[0], pair[1], f"{where}: `y`")
-            x, y = (_array(value, where) for value in pair)
-            if str(key) in pairs or not x.size or not x.shape[:1] == y.shape[:1] != ():
+            x, y = (_array(value, where) for value in _pair(pair, None, None, "train").values())
+            if not x.size or not x.shape[:1] == y.shape[:1] != ():
                 raise DataError(
                     f"{where} has samples {list(x.shape)} and labels {list(y.shape)}. Give each"
-                    " client once, with at least one sample, and one label for each."
+                    " client at least one sample, and one label for each."
                 )
-            pairs[str(key)] = x, y
-        x, y = (loaders.joined(arrays, "`data`") for arrays in zip(*pairs.values(), strict=True))
-        owners = np.repeat([*pairs], [len(labels) for _, labels in pairs.values()])
+            pairs.append((x, y))
+        x, y = (loaders.joined(arrays, "`data`") for arrays in zip(*pairs, strict=True))
+        owners = np.repeat([*map(str, clients)], [len(labels) for _, labels in pairs])
         found = cls.from_arrays(x, y, clients=owners, **arguments)
         made = found.dataset
         first = made.x[made.groups == 0]
@@ -238,9 +236,6 @@ class Data:
         label, client, group = (
             key if key is None else str(key).strip() for key in (label, client, group)
         )
-        if not frame.columns.is_unique:
-            twice = frame.columns[frame.columns.duplicated()][0]
-            raise DataError(f"`data` has two columns of the name `{twice}`. Rename one.")
         owners = None
         if client is not None:
             _check_column(client, frame.columns, "client")
@@ -252,14 +247,13 @@ class Data:
             x = list(frame.pop(lists))
             y = frame[frame.columns[-1] if label is None else label]
             return cls.from_arrays(x, list(y), clients=owners, padding=padding, name=name)
-        frames = {"`data`": frame}
-        if owners is not None:
-            parts = {str(key): part for key, part in frame.groupby(np.array(owners))}
-            frames = {f"`data`, client `{key}`": parts[key] for key in parts}
         names, called = tuple(str(one).strip() for one in drop), _checked_name(name)
-        dataset = tables.from_frames(frames, "`data`", called, label, names, group)
         if owners is None:
+            dataset = tables.from_frames({"`data`": frame}, "`data`", called, label, names, group)
             return cls._of(replace(dataset, groups=None, group_names=()))
+        parts = {str(key): part for key, part in frame.groupby(np.array(owners))}
+        frames = {f"`data`, client `{key}`": part for key, part in parts.items()}
+        dataset = tables.from_frames(frames, "`data`", called, label, names, group)
         return cls._of(replace(dataset, group_names=tuple(parts)))
 
     @classmethod
@@ -432,11 +426,6 @@ def _in_order(classes: Any) -> list[Any]:
     if isinstance(classes, Mapping):  # {0: "cat"}, or {"cat": 0} as `class_to_idx` of torchvision
         names = classes if 0 in classes else {n: name for name, n in classes.items()}
         classes = [names.get(n) for n in range(len(names))]
-    if not isinstance(classes, Sequence | np.ndarray) or isinstance(classes, str):
-        raise DataError(
-            f"`classes` must be a list of names, in the order of their numbers 0, 1, ..., got"
-            f" {shortened(repr(classes), 100)}."
-        )
     return list(classes)
 
 
@@ -460,12 +449,14 @@ def _check_order(x: Any, other: Any, what: str) -> None:
 
     Samples and labels belong together by position, as everywhere but in pandas.
     """
+    import pandas as pd
+
     x = x[0] if isinstance(x, tuple | list) and x else x
-    indices: list[Any] = [getattr(rows, "index", ()) for rows in (x, other)]
-    one, two = indices
-    if not all(hasattr(index, "sort_values") for index in indices) or one.equals(two):
+    of_pandas = pd.DataFrame | pd.Series
+    if not isinstance(x, of_pandas) or not isinstance(other, of_pandas):
         return
-    if one.sort_values().equals(two.sort_values()):
+    one, two = x.index, other.index
+    if not one.equals(two) and one.sort_values().equals(two.sort_values()):
         raise DataError(
             f"{what} has the rows of `x` in another order, by their indices. Bring both to one"
             " order, such as by y.loc[x.index]; or reset both indices if the positions are right."

@@ -230,10 +230,8 @@ def long_tail(y: Indices, classes: int, imbalance: float, rng: np.random.Generat
     return np.sort(np.concatenate(kept))
 
 
-def natural(
-    dataset: Dataset, pool: Indices, config: PartitionConfig, seed: int
-) -> tuple[list[Indices], list[str]]:
-    """Return the rows of natural clients, and notes; a random subset of `partition.clients`.
+def natural(dataset: Dataset, pool: Indices, config: PartitionConfig, seed: int) -> list[Indices]:
+    """Return the rows of natural clients, however few; a random subset of `partition.clients`.
 
     Raises:
         ConfigError: The data set has no natural clients, or fewer than `partition.clients`.
@@ -257,13 +255,7 @@ def natural(
     position = np.searchsorted(numbers, groups)  # [n], of each sample's client in `numbers`
     position[position == len(numbers)] = 0
     mine = np.flatnonzero(numbers[position] == groups)
-    assigned = by_client(pool[mine], position[mine], len(numbers))
-    small = sum(len(indices) < config.min_samples for indices in assigned)
-    note = (
-        f"partition: {small} natural clients have fewer than {config.min_samples} samples; they are"
-        " kept."
-    )
-    return assigned, [note] * (small > 0)
+    return by_client(pool[mine], position[mine], len(numbers))
 
 
 SCHEMES: Final[dict[str, Scheme]] = {

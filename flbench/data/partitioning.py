@@ -54,13 +54,13 @@ def make_partition(
     config = config.altered(seed=seed)
     if config.scheme == "file":
         return _saved(dataset, config, imbalance)
-    pool, transform = _pool(dataset, config, seed, imbalance), None
+    pool, transform, notes = _pool(dataset, config, seed, imbalance), None, list[str]()
     if config.is_own:
-        notes, (assigned, transform) = list[str](), _by_user(dataset, pool, config, seed)
+        assigned, transform = _by_user(dataset, pool, config, seed)
     elif config.scheme == "natural":
         from flbench.data.paper_schemes import natural
 
-        assigned, notes = natural(dataset, pool, config, seed)
+        assigned = natural(dataset, pool, config, seed)
     else:
         assigned, notes = _distribute(dataset, pool, config, seed)
     split: list[Split]
@@ -77,11 +77,6 @@ def make_partition(
             split_rows(rows, dataset, config.split, generator(seed, "split", client))
             for client, rows in enumerate(assigned)
         ]
-    if dataset.validation and (lacking := sum(not len(validation) for _, validation, _ in split)):
-        notes.append(
-            f"partition: {lacking} of {len(split)} clients have no sample of val_dataloader, and so"
-            " no validation part."
-        )
     parts = {part: [client[k] for client in split] for k, part in enumerate(PARTS)}
     names: tuple[str, ...] = ()
     if config.scheme == "natural" and dataset.groups is not None and dataset.group_names:

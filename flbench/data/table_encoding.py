@@ -1,23 +1,20 @@
 """Tables as inputs of nets: columns of words as 0 and 1, and missing values filled."""
 
 import warnings
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
-from flbench.core.wording import listed
 from flbench.data.dataset import Dataset
 from flbench.data.partition import ClientParts
 from flbench.data.schemes import Indices
 
-MOST_SHOWN: Final = 4  # columns that a note lists
-
 
 def encode_words(
     x: NDArray[np.float32], dataset: Dataset, partition: ClientParts
-) -> tuple[NDArray[np.float32], Indices, Indices, list[str]]:
+) -> tuple[NDArray[np.float32], Indices, Indices]:
     """Replace each column of words by one column of 0 and 1 for each word (one-hot encoding).
 
     The words are those that occur in the training parts of the clients, all clients together, so
@@ -25,10 +22,10 @@ def encode_words(
 
     Returns:
         The samples [n, new columns]; for each new column the column of the data set that it comes
-        from, and the position of its word (-1 for a column of numbers); and notes.
+        from, and the position of its word (-1 for a column of numbers).
     """
     if not any(dataset.words):
-        return x, np.arange(x.shape[1]), np.full(x.shape[1], -1), []
+        return x, np.arange(x.shape[1]), np.full(x.shape[1], -1)
     train = np.concatenate(partition.parts["train"])
     none = np.array([-1])
     words = [  # positions of the words in training parts; -1 for a column of numbers
@@ -46,14 +43,7 @@ def encode_words(
         values = x[:, k]
         is_word = np.where(np.isnan(values), values, values == position)
         encoded[:, place] = values if position < 0 else is_word
-    found = [
-        f"`{dataset.columns[k]}` ({len(one)})" for k, one in enumerate(words) if one is not none
-    ]
-    notes = [
-        "data: columns of words became columns of 0 and 1, one for each word in the training parts"
-        f" of all clients: {listed(found, MOST_SHOWN)}."
-    ]
-    return encoded, source, word, notes
+    return encoded, source, word
 
 
 def impute(

@@ -91,7 +91,7 @@ def test_names_of_classes_that_are_given_count_from_zero():
     assert objects.dataset.y[:2].tolist() == [0, 2]
     for names in (["a", "b"], ["a", "a", "b"], ["a", "", "b"], ["a", None, "b"]):
         with pytest.raises(DataError):
-            fl.Data(X, np.arange(12) % 2 + 1, classes=names)
+            fl.partition(fl.Data(X, np.arange(12) % 2 + 1, classes=names))
 
 
 def test_integers_beyond_64_bits_are_names_of_classes():

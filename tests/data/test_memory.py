@@ -8,6 +8,7 @@ import pytest
 from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.data import federation, normalization, npz_files
 from flbench.data.dataset import Dataset
+from flbench.data.own import Data
 
 
 def peak_of(call):
@@ -68,7 +69,7 @@ def test_arrays_of_the_user_are_copied_and_stay_in_their_mapping(kind):
     dataset = images(kind, 20, 8)
     given = {"train_images": dataset.x, "train_labels": dataset.y}
 
-    made = npz_files.from_arrays(given, "given", "made", "channels_first")
+    made = Data(given, layout="channels_first").dataset
 
     assert not np.shares_memory(made.x, dataset.x)
     assert set(given) == {"train_images", "train_labels"}

@@ -284,7 +284,7 @@ def test_natural_clients_have_their_groups_in_order(groups):
         return
     data = replace(dataset(len(groups)), train=len(groups), groups=groups)
 
-    assigned, _ = paper_schemes.natural(data, np.arange(len(groups)), PartitionConfig(), 0)
+    assigned = paper_schemes.natural(data, np.arange(len(groups)), PartitionConfig(), 0)
 
     plain = [np.flatnonzero(groups == number).tolist() for number in np.unique(groups[groups >= 0])]
     assert [rows.tolist() for rows in assigned] == plain
