@@ -58,13 +58,13 @@ class Folder:
         """Return what error messages call a file."""
         return str(self.path) if self._is_file else f"{self.path}: {name}"
 
-    def read(self, name: str) -> bytes:
-        """Return the content of a file."""
+    def text(self, name: str) -> str:
+        """Return the text of a file in UTF-8; lines end in a newline, whatever the file has."""
         try:
-            return self.file(name).read_bytes()
-        except OSError as error:
+            return self.file(name).read_text("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
             raise DataError(
-                f"{self.place(name)} cannot be read ({error.strerror}). Replace or remove it."
+                f"{self.place(name)} is no text in UTF-8 ({error}). Save it as UTF-8, or remove it."
             ) from error
 
     def fingerprint(self, names: Iterable[str]) -> str:

@@ -52,7 +52,7 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     people, groups = np.unique(np.concatenate(persons), return_inverse=True)
     names: dict[str, str] = {}
     if (entry := f"{top}activity_labels.txt") in folder.names:
-        words = folder.read(entry).decode("utf-8", "replace").split()
+        words = folder.text(entry).split()
         names = dict(zip(words[::2], words[1::2], strict=False))  # `1 WALKING`
     return Dataset(
         config.title,

@@ -42,9 +42,7 @@ def load(name: str) -> Any:
             return datasets.load_from_disk(name)
         return datasets.load_dataset(str(folder.resolve()) if is_folder else name)
     except Exception as error:  # of many kinds: files, network, names
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise DataError(
-            f"`data.name=hf:{name}` cannot be loaded by `datasets`: {type(error).__name__}:"
-            f" {first.rstrip('.')}. Check the name; without a network, give a folder that"
-            " save_to_disk wrote."
+            f"`data.name=hf:{name}` cannot be loaded by `datasets`: {type(error).__name__}: {error}"
+            " Without a network, give a folder that save_to_disk wrote."
         ) from error

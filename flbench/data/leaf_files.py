@@ -35,7 +35,7 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     files.sort(key=lambda entry: ("test" in PurePosixPath(entry).parts[:-1], entry))
     try:
         for entry in files:
-            where, tree = folder.place(entry), json.loads(folder.read(entry))
+            where, tree = folder.place(entry), json.loads(folder.text(entry))
             for user in dict.fromkeys(tree["users"]):
                 x, y = (tree["user_data"][user][key] for key in "xy")
                 if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):

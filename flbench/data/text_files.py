@@ -33,7 +33,7 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     """
     keys = config.text
     files = [entry for entry in folder.names if is_text_file(entry)]
-    texts = [decoded(folder.read(entry), folder.place(entry)) for entry in files]
+    texts = [folder.text(entry) for entry in files]
     least = max(keys.window + 1, keys.shortest or 0)
     kept = [k for k, text in enumerate(texts) if len(text) >= least]
     if not kept:
@@ -92,39 +92,21 @@ def is_text_file(entry: str) -> bool:
     return entry.lower().endswith(".txt")
 
 
-def decoded(content: bytes, where: str) -> str:
-    r"""Return a text in UTF-8 without a mark of its byte order, with lines that end in a newline.
-
-    >>> decoded(b"to be\r\nor not", "hamlet.txt")
-    'to be\nor not'
-    """
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where} is not a text in UTF-8 (byte {error.start}). Save it as UTF-8, or remove it."
-        ) from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
 def numbers_of(text: str, characters: Sequence[str], where: str) -> NDArray[Any]:
     """Return the position of each character of a text in a vocabulary, [n], in the smallest type.
 
     Raises:
         DataError: A character is not in the vocabulary.
     """
-    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    known = np.array([ord(one) for one in characters], dtype=np.uint32)
-    order = np.argsort(known)
-    places = np.searchsorted(known[order], codes).clip(max=len(known) - 1)
-    wrong = np.flatnonzero(known[order][places] != codes)
-    if len(wrong):
-        line = text.count("\n", 0, int(wrong[0])) + 1
+    position = {character: k for k, character in enumerate(characters)}
+    try:
+        found = [position[character] for character in text]
+    except KeyError as error:
         raise DataError(
-            f"{where}, line {line}: the character {text[wrong[0]]!a} (position {wrong[0]} of"
-            f" the text) is not one of the {len(known)} of the vocabulary. Replace it."
-        )
-    return np.asarray(order[places], dtype=np.uint8 if len(known) <= 256 else np.int32)
+            f"{where}: the character {error.args[0]!a} is not one of the {len(position)} of the"
+            " vocabulary. Replace it."
+        ) from error
+    return np.array(found, dtype=np.uint8 if len(position) <= 256 else np.int32)
 
 
 def character_name(character: str) -> str:

@@ -154,7 +154,7 @@ def _of_frame(x: Any, layout: Layout, where: str) -> Any:
 def _windows(folder: Folder, layout: Layout) -> Unlabelled:
     """Return all windows of a text; the row of a window is the position of its first character."""
     where, length = str(folder.path), layout.shape[0]
-    text = text_files.decoded(folder.read(folder.path.name), where)
+    text = folder.text(folder.path.name)
     if len(text) < length:
         raise DataError(f"{where} has {len(text)} characters; the model takes windows of {length}.")
     windows = sliding_window_view(text_files.numbers_of(text, layout.characters, where), length)
