@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,7 +41,7 @@ CONTINUOUS: Final = 20  # a label with more values must have, on average, two ro
 FEW: Final = 8  # fewer values are categories, and fewer consecutive numbers a coincidence
 LARGEST: Final = float(np.finfo(np.float32).max)
 RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", re.DOTALL)
-SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
+SIGNS: Final[dict[str, Callable[..., Any]]] = {
     ">": operator.gt,
     "<": operator.lt,
     ">=": operator.ge,
@@ -167,8 +167,7 @@ def from_frames(
     )
     if group is None:
         return dataset
-    codes, texts = _texts(table[group])
-    blocks = np.array([*(text or nan for text in texts), nan], dtype=object)[codes]
+    blocks = _texts(table[group]).to_numpy(dtype=object)
     return with_blocks(dataset, blocks, group, f"{where}, column `{group}`")
 
 
@@ -215,9 +214,9 @@ def features_in(
     x = np.empty((len(frame), len(columns)), dtype=np.float32)
     for k, (column, known) in enumerate(zip(columns, words, strict=True)):
         if known:
-            codes, texts = _texts(table[column])
-            position = {word: place for place, word in enumerate(known)} | {"": nan}
-            x[:, k] = np.array([*(position.get(text, -1) for text in texts), nan])[codes]
+            texts = _texts(table[column])
+            position = {word: place for place, word in enumerate(known)}
+            x[:, k] = texts.map(position).fillna(-1).where(texts.notna())
             continue
         x[:, k], others = _numbers(table[column])
         if others:
@@ -300,7 +299,9 @@ def _check_names(header: list[str], where: str) -> None:
     All of them are numbers then, or all but that of the label. Numbers that rise or fall from
     column to column, such as years or wavelengths, are names.
     """
-    values = [value for name in header if (value := _number(name)) is not None]
+    import pandas as pd
+
+    values = _parsed(pd.Series(header, dtype=str)).dropna().to_numpy()
     steps = np.diff(values if len(values) < len(header) else values[:-1])
     is_sorted = len(steps) > 1 and bool((steps > 0).all() or (steps < 0).all())
     is_regular = len(steps) > 3 or bool((steps == steps[:1]).all())
@@ -339,10 +340,15 @@ def _joined(
     return pd.concat(tables)
 
 
-def _place(column: "pd.Series[Any]", row: int) -> str:
-    """Return the table, the row below the names of the columns, and the column, for errors."""
-    table, number = column.index[row]
-    return f"{table}, row {number + 1} below the names, column `{shortened(str(column.name), 60)}`"
+def _refuse(column: "pd.Series[Any]", wrong: "pd.Series[Any] | NDArray[Any]", what: str) -> None:
+    """Raise a DataError about the first wrong value of a column, with its table and row."""
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        table, row = column.index[place]
+        raise DataError(
+            f"{table}, row {row + 1} below the names, column `{shortened(str(column.name), 60)}`:"
+            f" {shortened(str(column.iloc[place]), 60)!r} {what}"
+        )
 
 
 def _target(columns: Sequence[str], label: str | None) -> str | None:
@@ -353,38 +359,34 @@ def _target(columns: Sequence[str], label: str | None) -> str | None:
     return label if label in columns or found is None else found["column"].strip()
 
 
-def _texts(column: "pd.Series[Any]") -> tuple[NDArray[np.int64], list[str]]:
-    """Return the position [n] of each row's text, -1 for None, and the texts; "" is missing."""
-    if column.dtype == object:
-        column = column.map(str, na_action="ignore")
-    codes, found = column.factorize()
-    values = found.astype(str) if found.dtype.kind == "M" else np.asarray(found)  # dates
-    texts = [str(value).strip() for value in values]
-    return codes, ["" if text.lower() in MISSING else text for text in texts]
+def _texts(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Return a column as texts without blanks around them; NaN is a missing value."""
+    values = column.map(str, na_action="ignore") if column.dtype == object else column
+    texts = values.astype(str).str.strip()
+    return texts.mask(texts.str.lower().isin(MISSING))
 
 
-def _number(text: str) -> float | None:
-    """Return a text as a number; None if it is not one. Python would read `1_0` as 10."""
-    try:
-        return None if "_" in text else float(text)
-    except ValueError:
-        return None
+def _parsed(texts: "pd.Series[Any]") -> "pd.Series[float]":
+    """Return texts as numbers; NaN for missing values and for texts that are no numbers."""
+    import pandas as pd
+
+    return pd.to_numeric(texts, errors="coerce").astype(float)
 
 
 def _classes(
     column: "pd.Series[Any]", label: str | None, where: str
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the names of the classes, and the class [n] of each row."""
-    codes, texts = _texts(column)
-    lacking = np.array([*(not text for text in texts), True])[codes]
-    if lacking.any():
-        raise DataError(
-            f"{_place(column, int(np.argmax(lacking)))} has no label. Remove the row; or, if this"
-            " is the name of a class, rename it."
-        )
+    texts = _texts(column)
+    _refuse(
+        column,
+        texts.isna(),
+        "has no label. Remove the row; or, if this is the name of a class, rename it.",
+    )
     if label is not None and label != column.name:
-        texts = _ruled(texts, codes, label, column)
-    names, (numbers,) = number_texts({str(column.name): texts}, where)
+        texts = _ruled(texts, label)
+    codes, found = texts.factorize()
+    names, (numbers,) = number_texts({str(column.name): [*map(str, found)]}, where)
     if len(names) < 2 or (len(names) > CONTINUOUS and 2 * len(names) > len(codes)):
         raise DataError(
             f"{where}: the label `{column.name}` has {len(names)} value(s) in {len(codes)} rows,"
@@ -394,76 +396,51 @@ def _classes(
     return names, numbers[codes]
 
 
-def _ruled(
-    texts: Sequence[str], codes: NDArray[np.int64], label: str, column: "pd.Series[Any]"
-) -> list[str]:
-    """Return "1" or "0" for each value of a label, as a rule such as `num > 0` says."""
+def _ruled(texts: "pd.Series[Any]", label: str) -> "pd.Series[Any]":
+    """Return 1 or 0 for each label, as a rule such as `num > 0` says."""
     rule = RULE.fullmatch(label)
     bound = rule["bound"].strip() if rule else ""
     if rule is None or not NUMBER.fullmatch(bound) or not isfinite(float(bound)):
         raise DataError(
-            f"`data.label` compares the column `{column.name}` with `{shortened(bound, 60)}`, which"
+            f"`data.label` compares the column `{texts.name}` with `{shortened(bound, 60)}`, which"
             " is not a finite number. A rule looks like `num > 0`."
         )
-    values = [_number(text) for text in texts]
-    wrong = np.array([value is None or not isfinite(value) for value in values])[codes]
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise DataError(
-            f"{_place(column, row)}: the label {shortened(texts[codes[row]], 60)!r} is not a finite"
-            f" number, so the rule `{label}` cannot be applied. Correct it."
-        )
-    return [str(int(SIGNS[rule["sign"]](value or 0.0, float(bound)))) for value in values]
+    values = _parsed(texts)
+    cure = f"is not a finite number, so the rule `{label}` cannot be applied. Correct it."
+    _refuse(texts, ~np.isfinite(values), cure)
+    is_one: pd.Series[Any] = SIGNS[rule["sign"]](values, float(bound))
+    return is_one.astype(int)
 
 
 def _numbers(column: "pd.Series[Any]") -> tuple[NDArray[np.float64], tuple[str, ...]]:
     """Return a column as numbers [n], and its sorted words.
 
-    A column of words has the position of the word; NaN is a missing value.
+    A column of words has the position of the word; NaN is a missing value. Words are refused beside
+    numbers, and if most of them are numbers in another form.
     """
     words: list[str] = []
     if column.dtype.kind in "iuf":
-        x = column.to_numpy(dtype=np.float64, na_value=nan)
+        x = column.astype(float)
     else:
-        codes, texts = _texts(column)
-        values = [_number(text) if text else nan for text in texts]
-        words = sorted({text for text, value in zip(texts, values, strict=True) if value is None})
-        if words:
-            _check_words(codes, texts, values, column)
-            position = dict(zip(words, map(float, range(len(words))), strict=True))
-            values = [position.get(text, nan) for text in texts]
-        x = np.array([*values, nan], dtype=np.float64)[codes]
-    if (wrong := np.abs(x) > LARGEST).any():
-        row = int(np.argmax(wrong))
-        raise DataError(
-            f"{_place(column, row)}: {x[row]:g} is not a finite number that float32 can represent."
-            " Replace it."
-        )
-    return x, tuple(words)
-
-
-def _check_words(
-    codes: NDArray[np.int64],
-    texts: Sequence[str],
-    values: Sequence[float | None],
-    column: "pd.Series[Any]",
-) -> None:
-    """Raise a DataError if words are numbers in another form, or lie beside numbers.
-
-    `codes` [n] are positions in the `texts` of the column, -1 for none, and `values` the numbers of
-    the texts, None for words.
-    """
-    words = np.array([*(value is None for value in values), False])
-    formatted = words & np.array([*map(bool, map(FORMATTED.fullmatch, texts)), False])
-    are_numbers = 2 * int(formatted[codes].sum()) > int(words[codes].sum())
-    if are_numbers or any(value is not None and value == value for value in values):
-        row = int(np.argmax((formatted if are_numbers else words)[codes]))
-        raise DataError(
-            f"{_place(column, row)}: {shortened(texts[codes[row]], 60)!r} is not a number, and"
-            " other fields are, or look like numbers of a spreadsheet. Write decimal points, and no"
-            " separators of thousands, percent signs or currencies; leave a field empty if its"
-            " value is missing; or, if these are categories, write words alone."
-        )
+        texts = _texts(column)
+        x = _parsed(texts)
+        is_word = texts.notna() & x.isna()
+        if is_word.any():
+            formatted = is_word & texts.str.fullmatch(FORMATTED).fillna(value=False)
+            are_numbers = 2 * formatted.sum() > is_word.sum()
+            _refuse(
+                column,
+                formatted if are_numbers else is_word & bool(x.notna().any()),
+                "is not a number, and other fields are, or look like numbers of a spreadsheet."
+                " Write decimal points, and no separators of thousands, percent signs or"
+                " currencies; leave a field empty if its value is missing; or, if these are"
+                " categories, write words alone.",
+            )
+            words = sorted({*texts[is_word]})
+            x = texts.map({word: float(place) for place, word in enumerate(words)})
+    large = x.abs() > LARGEST
+    _refuse(column, large, "is not a finite number that float32 can represent. Replace it.")
+    return np.asarray(x, dtype=np.float64), tuple(words)
 
 
 def _is_free(x: NDArray[np.float64], words: Sequence[str]) -> bool:
