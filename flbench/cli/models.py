@@ -50,7 +50,7 @@ def predict(
     loaded = _load(path, client, asked)
     rows: list[dict[str, Any]] = []
     for given in inputs:
-        for samples in unlabelled.read(given, loaded.layout):
+        for samples in unlabelled.read(given, loaded.layout, _note):
             for sentence in loaded.unknown_words(samples.x):
                 _note(f"{samples.file}: {sentence}")
             rows += _predictions(loaded, samples)

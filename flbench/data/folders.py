@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -11,11 +12,16 @@ from zipfile import BadZipFile, ZipFile
 
 from flbench.core import files
 from flbench.core.errors import DataError
+from flbench.core.text import one_line
 
 MAX_BYTES: Final = 16 * 2**30  # of the content of a .zip file
 DAMAGED: Final = (OSError, EOFError, RuntimeError, ValueError, BadZipFile, zlib.error)
 """What zipfile raises for damaged and encrypted files."""
 LEFTOVERS: Final = ("__MACOSX", "lost+found")
+DOCUMENTS: Final = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation)(\..*)?|.*\.md|thumbs\.db|desktop\.ini", re.I
+)
+"""Names of files that are expected beside samples."""
 CACHED: Final = "unpacked"  # folder in the cache
 
 
@@ -66,6 +72,16 @@ class Folder:
             raise DataError(
                 f"{self.place(name)} is no text in UTF-8 ({error}). Save it as UTF-8, or remove it."
             ) from error
+
+    def left_out(self, used: Iterable[str], kinds: str) -> tuple[str, ...]:
+        """Return a note about the files beside those `used`, if any; `kinds` are those that are."""
+        others = [
+            name
+            for name in sorted({*self.names} - {*used})
+            if not DOCUMENTS.fullmatch(PurePosixPath(name).name)
+        ]
+        note = f"data: {len(others):,} files are not read ({kinds}), such as"
+        return (f"{note} {one_line(others[0])}.",) if others else ()
 
     def fingerprint(self, names: Iterable[str]) -> str:
         """Return a SHA-256 (hex) over names, sizes and modification times of files."""

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from flbench.config.schema import DataConfig
 from flbench.core import files
 from flbench.core.errors import DataError
-from flbench.core.text import one_line
 from flbench.data import labels
 from flbench.data.dataset import Dataset
 from flbench.data.folders import Folder
@@ -63,12 +62,8 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     names = labels.class_names(sorted({label for _, label, _ in entries}))
     classes = labels.in_order(set(names.values()))
     used = [entry for _, _, entry in entries]
-    others = sorted({*filter(is_image, folder.names)} - {*used})
-    notes = tuple(
-        f"data: {len(others):,} images outside of train/CLASS/ and test/CLASS/ are not read, such"
-        f" as {one_line(first)}."
-        for first in others[:1]
-    )
+    images = "images of train/CLASS/ and test/CLASS/" if parted else "images"
+    notes = folder.left_out(used, f"{images}, {', '.join(SUFFIXES)} files, are")
     resized = f"-{size[0]}x{size[1]}" if size else ""
     cache = files.cache_folder() / f"images-{folder.fingerprint(used)[:32]}{resized}.npy"
     try:

@@ -44,7 +44,8 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
         where = str(folder.path)
         x, y = ([pair[k] for pairs in found.values() for pair in pairs] for k in (0, 1))
         groups = np.repeat(np.arange(len(found)), [*map(len, found.values())])
-        about: dict[str, Any] = {"groups": groups, "group_names": tuple(found)}
+        notes = folder.left_out(files, "LEAF's files are .json")
+        about: dict[str, Any] = {"groups": groups, "group_names": tuple(found), "notes": notes}
         if isinstance(x[0], str):
             return _of_texts(config, x, y, where, about)
         numbers: NDArray[Any] = np.array(x, dtype=np.float32)

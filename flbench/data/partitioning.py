@@ -77,6 +77,13 @@ def make_partition(
             split_rows(rows, dataset, config.split, generator(seed, "split", client))
             for client, rows in enumerate(assigned)
         ]
+    if dataset.blocks is not None:
+        owned = np.concatenate([np.unique(dataset.blocks[rows]) for rows in assigned])
+        if count := int((np.bincount(owned) > 1).sum()):
+            notes.append(
+                f"partition: {count:,} groups (data.group) are at more than one client, since"
+                " partition.scheme does not keep them together."
+            )
     parts = {part: [client[k] for client in split] for k, part in enumerate(PARTS)}
     names: tuple[str, ...] = ()
     if config.scheme == "natural" and dataset.groups is not None and dataset.group_names:

@@ -50,7 +50,7 @@ SIGNS: Final[dict[str, Callable[..., Any]]] = {
 }
 UNNAMED: Final = re.compile(r"(Unnamed: \d+(_level_\d+)?|nan)?")  # as pandas names such columns
 SPREADSHEET: Final = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)  # how fields are separated
-DECIMAL_COMMA: Final = r"\s*[-+]?(\d+,(\d\d?|\d{4,})|(0|\d{4,}),\d+)\s*"
+DECIMAL_COMMA: Final = r"\s*[-+]?(\d*,(\d\d?|\d{4,}|\d+[eE][-+]?\d+)|(0|\d{4,})?,\d+)\s*"
 """A number with a decimal comma. `1,050` could also have a separator of thousands."""
 THOUSANDS: Final = r"\s*[-+]?\d{1,3}(\.\d{3})+\s*"
 FORMATTED: Final = re.compile(
@@ -86,9 +86,10 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
         frames[place] = frame[: filled[-1] + 1]  # spreadsheets add rows
     where, keys = str(folder.path), (config.label, config.drop, config.group)
     dataset = from_frames(frames, where, config.title, *keys, key="data.drop")
+    notes = (*folder.left_out(entries, f"tables are {', '.join(SUFFIXES)} files"), *dataset.notes)
     if folder.names == [folder.path.name] and folder.path.is_file():
-        return replace(dataset, groups=None, group_names=())
-    return replace(dataset, group_names=client_names(entries))
+        return replace(dataset, groups=None, group_names=(), notes=notes)
+    return replace(dataset, group_names=client_names(entries), notes=notes)
 
 
 def from_frames(
@@ -277,10 +278,18 @@ def _csv(path: Path) -> "pd.DataFrame":
         "na_values": ["?"],
         "index_col": False,
     }
-    names = pd.read_csv(path, header=None, nrows=1, **form).iloc[0]
+    # A column may have the name `NA`.
+    names = pd.read_csv(path, header=None, nrows=1, na_filter=False, **form).iloc[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # rows wider than the names
         frame: pd.DataFrame = pd.read_csv(path, header=0, names=range(len(names)), **form)
+    if len(names) > 1 and frame.iloc[:, -1].isna().any():  # pandas fills rows that are too short
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, delimiter=separator, skipinitialspace=True)
+            next(rows)  # the names of the columns, or `sep=;`
+            short = [rows.line_num for row in rows if 0 < len(row) < len(names)]
+        if short:
+            raise ValueError(f"line {short[0]} has fewer fields than the names of the columns")
     fields = frame.stack().str if separator != "," else None
     if fields is not None and fields.fullmatch(DECIMAL_COMMA).any():
         if (found := fields.fullmatch(THOUSANDS)).any():
@@ -288,7 +297,7 @@ def _csv(path: Path) -> "pd.DataFrame":
                 f"it has decimal commas, but also {frame.stack()[found].iloc[0]!r}, which may have"
                 " a separator of thousands"
             )
-        frame = frame.replace(r"^(\s*[-+]?\d+),(\d+\s*)$", r"\1.\2", regex=True)
+        frame = frame.replace(r"^(\s*[-+]?\d*),(\d+([eE][-+]?\d+)?\s*)$", r"\1.\2", regex=True)
     frame.columns = pd.Index(names)
     return frame
 

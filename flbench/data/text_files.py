@@ -61,7 +61,7 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
         starts=np.concatenate([keys.stride * np.arange(count) for count in counts]),
         groups=np.repeat(np.arange(len(kept)), counts),
         group_names=client_names([files[k] for k in kept]),
-        notes=(note,) * (len(kept) < len(files)),
+        notes=(*folder.left_out(files, "texts are .txt"), *[note] * (len(kept) < len(files))),
     )
 
 

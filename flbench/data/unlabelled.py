@@ -1,6 +1,6 @@
 """Reading of samples without labels, to predict their classes: images, tables, texts, NPZ files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -60,12 +60,15 @@ class Unlabelled:
     x: NDArray[Any]
 
 
-def read(path: Path, layout: Layout) -> list[Unlabelled]:
+def read(
+    path: Path, layout: Layout, note: Callable[[str], None] = lambda sentence: None
+) -> list[Unlabelled]:
     """Read the samples of a file or of all files of a folder or .zip file, sorted by name.
 
     Args:
         path: An image, a table, an .npz or .txt file, or a folder or .zip file of images or tables.
         layout: What samples the model takes.
+        note: Function that is called with a sentence about files that are not read.
 
     Raises:
         DataError: A file cannot be read, or its samples have another shape than the model's.
@@ -80,6 +83,8 @@ def read(path: Path, layout: Layout) -> list[Unlabelled]:
     if not entries:
         taken = (*suffixes, ".npz", *([".txt"] if layout.characters else []))
         raise DataError(f"{path} has no file that the model takes: {', '.join(taken)}. Give one.")
+    for sentence in folder.left_out(entries, f"the model takes {', '.join(suffixes)} files"):
+        note(sentence)
     found = []
     for entry in entries:
         file = str(path if entry == path.name and path.is_file() else path / entry)

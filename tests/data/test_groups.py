@@ -66,6 +66,14 @@ def test_rows_of_one_patient_are_in_one_part_of_a_client(hospitals, scheme):
     assert made.x.shape == (240, 2)
 
 
+def test_groups_at_several_clients_are_noted(hospitals):
+    data = sources.load(DataConfig(path=hospitals, group="patient"))
+
+    for scheme, is_noted in (("natural", False), ("iid", True)):
+        made = make_partition(data, PartitionConfig(scheme=scheme), 0)
+        assert bool(made.notes) == is_noted
+
+
 def test_groups_are_split_in_proportion_to_the_classes():
     data = Data(frame(), group="patient").dataset
 

@@ -123,16 +123,19 @@ def test_animations_are_refused(tmp_path, kind, name):
         read(tmp_path, content, name)
 
 
-def test_prediction_follows_links_and_reads_images_alone(tmp_path):
+def test_prediction_follows_links_and_counts_what_it_skips(tmp_path):
     for folder in ("new", "pool"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "0.png").write_bytes(encoded(Image.new("RGB", (4, 6))))
     (tmp_path / "new" / "x.heic").touch()
     os.symlink(tmp_path / "pool", tmp_path / "new" / "more")
+    notes: list[str] = []
 
-    found = unlabelled.read(tmp_path / "new", LAYOUT)
+    found = unlabelled.read(tmp_path / "new", LAYOUT, notes.append)
 
     assert [samples.file.rpartition("new/")[2] for samples in found] == ["0.png", "more/0.png"]
+    assert len(notes) == 1
+    assert "x.heic" in notes[0]
     (tmp_path / "x.csv").touch()
     with pytest.raises(DataError, match=r"\.png"):
         unlabelled.read(tmp_path / "x.csv", LAYOUT)

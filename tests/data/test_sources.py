@@ -285,7 +285,7 @@ def test_columns_that_number_the_rows_are_noted(tmp_path, name, values, is_noted
 
 
 @pytest.mark.parametrize("as_zip", [False, True])
-def test_files_of_other_kinds_are_not_read_and_other_images_are_noted(tmp_path, as_zip):
+def test_files_that_are_not_read_are_counted_by_a_note(tmp_path, as_zip):
     more = {"a/x.heic": b"", "b/y.psd": b"", "README.md": b"", "Thumbs.db": b""}
     hidden = {".c/0.png": b"", "__MACOSX/a/._0.png": b"", ".DS_Store": b""}
     path = write_folder(tmp_path / "x", class_folders() | more | hidden)
@@ -295,7 +295,11 @@ def test_files_of_other_kinds_are_not_read_and_other_images_are_noted(tmp_path, 
 
     data = load(path)
 
-    assert (data.classes, data.notes) == (("a", "b"), ())
+    assert data.classes == ("a", "b")
+    [note] = data.notes
+    assert "a/x.heic" in note
+    [note] = load(write_zip(tmp_path / "y.zip", WARDS | {"east.ods": b"", "LICENSE": b""})).notes
+    assert "east.ods" in note
     beside = {f"val/a/{k}.png": picture(k) for k in range(2)}
     named = {k.replace("train", "Training").replace("test", "TEST"): v for k, v in images().items()}
     data = load(write_zip(tmp_path / "z.zip", named | beside))
@@ -716,7 +720,8 @@ def test_pipes_and_names_that_are_not_utf8_are_refused(tmp_path):
         (b"age,bp,ill\n30,low,0\n30,high,0\n", None, "row 1 .*`bp`"),
         (b"age,bp,ill\n30,inf,0\n", None, "row 1 .*`bp`"),
         (b"age,bp,ill\n30,1_0,0\n", None, "row 1 .*`bp`"),
-        (b'age,bp,ill\n"3\n0",1,0\n1,2\n', None, "row 2 .*`ill`"),
+        (b'age,bp,ill\n"3\n0",1,0\n1,2\n', None, "line 4 "),
+        (b"age,ill,bp\n1,0,2\n30,1\n", "ill", "line 3 "),
         (b"age,bp,ill\n30,1,0\n3,5,-nan\n", None, "row 2 .*`ill`"),
         (b"age,bp,ill\n30,1,0\n,,\n30,1,0\n", None, "row 2 "),
         (b"", None, ""),

@@ -68,7 +68,7 @@ def test_windows_that_overlap_are_not_distributed_to_several_clients(tmp_path):
 
 
 def test_texts_that_cannot_be_used_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"bo\.txt, line 2: .*'z'"):
+    with pytest.raises(DataError, match=r"bo\.txt: .*'z'"):
         numbers_of("ab\nzb", "\nab", "bo.txt")
     with pytest.raises(DataError, match=r"data\.text\.shortest"):
         load(folder(tmp_path), shortest=500)
