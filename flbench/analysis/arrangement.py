@@ -12,12 +12,12 @@ partition and the version of the code.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite, isnan, nan
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -77,12 +77,6 @@ class Entry:
     folder: str
 
     @property
-    def test(self) -> Mapping[str, Any]:
-        """Test metrics of the run at its best round by validation."""
-        found: Mapping[str, Any] = self.run.summary["best"]["test"]
-        return found
-
-    @property
     def bytes(self) -> float:
         """Bytes that all clients sent and received, set-up included."""
         return float(sum(self.run.summary["communication"][kind] for kind in TRAFFIC))
@@ -94,10 +88,10 @@ class Entry:
         return float(spent["train"] + spent["evaluate"])
 
     def score(self, name: str) -> float:
-        """Return a test metric, `bytes` or `seconds`; NaN for a metric that the run lacks."""
+        """Return a test metric at the best round, or a cost; NaN for what the run lacks."""
         if name in PRICES:
             return self.bytes if name == "bytes" else self.seconds
-        value = self.test.get(name)
+        value = self.run.summary["best"]["test"].get(name)
         return float(value) if isinstance(value, int | float) else nan
 
 
@@ -108,17 +102,10 @@ class Arrangement:
     Attributes:
         entries: The runs, ordered by place, method and repetition.
         methods: Labels of the methods, in the order in which they were given.
-        places: Labels of the places.
-        repetitions: Largest number of repetitions of a method in a place.
-        vary: What differs between repetitions.
         metric: Test metric that ranks the methods.
         baseline: Method with which the others are compared in the recall of the classes.
-        warnings: Sentences about what limits the comparison.
+        notes: Sentences about what was left out, and about where the runs come from.
         apart: Why the runs are not comparable, if `force` compares them nevertheless; or None.
-        samplings: How the repetitions of each place were drawn; of a place that is missing, only
-            `vary` is known.
-        kinds: Kind of partition of each place: the scheme by which samples are distributed to
-            clients, with its keys. Places of one kind rank methods alike.
         reference: Method with which each of the others is compared, if no other pair is tested: the
             baseline that the user has named, or the reference of the runs' plan. It is the
             baseline. None if pairs are tested otherwise.
@@ -132,15 +119,10 @@ class Arrangement:
 
     entries: tuple[Entry, ...]
     methods: tuple[str, ...]
-    places: tuple[str, ...]
-    repetitions: int
-    vary: Vary
     metric: str
     baseline: str
-    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
     apart: str | None = None
-    samplings: Mapping[str, Sampling] = field(default_factory=dict)
-    kinds: Mapping[str, str] = field(default_factory=dict)
     reference: str | None = None
     chosen: tuple[str, ...] = ()
     targets: tuple[float, ...] = ()
@@ -203,9 +185,47 @@ class Arrangement:
             if entry.place == place and method in (None, entry.method)
         ]
 
+    @cached_property
+    def places(self) -> tuple[str, ...]:
+        """Labels of the places."""
+        return tuple(dict.fromkeys(one.place for one in self.entries))
+
+    @property
+    def repetitions(self) -> int:
+        """Largest number of repetitions of a method in a place."""
+        return int(self.runs.groupby(["place", "method"]).size().max())
+
+    @property
+    def vary(self) -> Vary:
+        """What differs between repetitions."""
+        return _vary(self.runs)
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """Kind of partition of each place: the scheme by which clients get samples, with its keys.
+
+        Places of one kind rank methods alike.
+        """
+        return {place: _kind(self.at(place)[0].run) for place in self.places}
+
+    @cached_property
+    def samplings(self) -> dict[str, Sampling]:
+        """How the repetitions of each place were drawn."""
+        return {
+            str(place): sampling_of(
+                [one.run for one in self.at(str(place))], _vary(rows), rows["repetition"].nunique()
+            )
+            for place, rows in self.runs.groupby("place", sort=False)
+        }
+
     def sampling_at(self, place: str) -> Sampling:
         """Return how the repetitions of a place were drawn."""
-        return self.samplings.get(place, Sampling(self.vary))
+        return self.samplings[place]
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about what limits the comparison."""
+        return (*self.notes, *(sentence for about in CAVEATS for sentence in about(self)))
 
     @property
     def corrected_for(self) -> str:
@@ -293,45 +313,20 @@ def arrange(
         warnings += _about_unknown(entries, read)
         entries = [replace(one, run=run) for one, run in zip(entries, read, strict=True)]
         _check_evaluated(entries, metric)
-    if at == "seconds":
-        warnings.append(
-            "Seconds depend on the machine and on its load, so what is said at equal seconds holds"
-            " for these runs alone."
-        )
-    warnings += more + _about_hardware(apart)
     order = list(dict.fromkeys(apart.methods))
     if baseline is not None and baseline not in order:
         raise UserError(
             f"the baseline {str(baseline)!r} is not one of the methods: {', '.join(order)}."
             f"{did_you_mean(str(baseline).lower(), order)}"
         )
-    warnings += _about_missing(entries, order)
-    warnings += [*_about_direction(finished, [metric, *chosen]), *notes]
-    warnings += _about_rare(finished, chosen)
     beside = baseline or (reference if reference in order else None)
-    at_place: dict[str, list[Entry]] = {}
-    for entry in entries:
-        at_place.setdefault(entry.place, []).append(entry)
-    samplings = {
-        place: sampling_of(
-            [entry.run for entry in mine], _vary(mine), len({one.repetition for one in mine})
-        )
-        for place, mine in at_place.items()
-    }
-    warnings += _about_choice(at_place, samplings)
-    warnings += _about_collapsed(at_place, metric)
     return Arrangement(
         entries=tuple(entries),
         methods=tuple(order),
-        places=tuple(at_place),
-        repetitions=max(Counter((one.place, one.method) for one in entries).values()),
-        vary=_vary(entries),
         metric=metric,
         baseline=beside or _baseline(entries),
-        warnings=tuple(warnings),
+        notes=(*warnings, *more, *notes),
         apart=reason,
-        samplings=samplings,
-        kinds={place: _kind(mine[0].run) for place, mine in at_place.items()},
         reference=beside,
         chosen=tuple(chosen),
         targets=wanted,
@@ -411,21 +406,19 @@ def _entries(apart: Differences, places: Sequence[str]) -> tuple[list[Entry], li
     return entries, twice
 
 
-def _about_missing(entries: Sequence[Entry], methods: Sequence[str]) -> list[str]:
-    """Return sentences about runs that are missing, and about too few repetitions."""
-    counts = Counter((one.place, one.method) for one in entries)
-    sentences = []
-    for place in dict.fromkeys(one.place for one in entries):
-        every = len({one.repetition for one in entries if one.place == place})
-        have = {method: counts[place, method] for method in methods}
+def _about_missing(comparison: Arrangement) -> Iterator[str]:
+    """Yield sentences about runs that are missing, and about too few repetitions."""
+    runs = comparison.runs
+    counts = Counter(zip(runs["place"], runs["method"], strict=True))
+    for place, every in runs.groupby("place", sort=False)["repetition"].nunique().items():
+        have = {method: counts[place, method] for method in comparison.methods}
         if short := [f"{method} has {n} of {every}" for method, n in have.items() if n < every]:
-            sentences.append(f"{place}: repetitions are missing: {', '.join(short)}.")
-    if len(methods) > 1 and max(counts.values()) < CLAIM_FROM:
-        sentences.append(
+            yield f"{place}: repetitions are missing: {', '.join(short)}."
+    if len(comparison.methods) > 1 and comparison.repetitions < CLAIM_FROM:
+        yield (
             f"Fewer than {CLAIM_FROM} repetitions: the tables show what these runs measured, and"
             " support no claim that a method is better."
         )
-    return sentences
 
 
 def _baseline(entries: Sequence[Entry]) -> str:
@@ -434,25 +427,23 @@ def _baseline(entries: Sequence[Entry]) -> str:
     return min(names, key=lambda method: (names[method] != BASELINE, names[method] != method))
 
 
-def _about_hardware(apart: Differences) -> list[str]:
-    """Return a sentence if the runs were trained on different hardware or by different engines."""
-    origins = [{key: str(provenance(run).get(key)) for key in HARDWARE} for run in apart.runs]
-    found = pd.DataFrame(origins).assign(**{"engine.name": apart.configurations["engine.name"]})
+def _about_hardware(comparison: Arrangement) -> Iterator[str]:
+    """Yield a sentence if the runs were trained on different hardware or by different engines."""
+    runs = [one.run for one in comparison.entries]
+    origins = [{key: str(provenance(run).get(key)) for key in HARDWARE} for run in runs]
+    found = pd.DataFrame(origins).assign(
+        **{"engine.name": [run.config.engine.name for run in runs]}
+    )
     different = found.nunique()
-    if different.max() == 1:
-        return []
-    names = ", ".join(different.index[different > 1])
-    return [f"The runs differ in {names}, so their seconds are not comparable."]
+    if different.max() > 1:
+        names = ", ".join(different.index[different > 1])
+        yield f"The runs differ in {names}, so their seconds are not comparable."
 
 
-def _vary(entries: Sequence[Entry]) -> Vary:
-    """Return what differs between the repetitions of a method in a place."""
-    rows = [
-        (one.place, one.method, one.run.config.seed, one.run.summary["partition_hash"])
-        for one in entries
-    ]
-    found = pd.DataFrame(rows, columns=["place", "method", "seed", "partition"])
-    training, partition = found.groupby(["place", "method"]).nunique().gt(1).any()
+def _vary(runs: pd.DataFrame) -> Vary:
+    """Return what differs between the repetitions of a method in a place, see Arrangement.runs."""
+    groups = runs.groupby(["place", "method"])[["seed", "partition_hash"]]
+    training, partition = groups.nunique().gt(1).any()
     if training and partition:
         return "both"
     return "training" if training else "partition" if partition else "nothing"
@@ -477,31 +468,27 @@ def _kind(run: StoredRun) -> str:
     return " ".join([partition.title, *values])
 
 
-def _about_choice(
-    at_place: Mapping[str, Sequence[Entry]], samplings: Mapping[str, Sampling]
-) -> list[str]:
-    """Return a sentence for each place where few validation samples have chosen the best rounds."""
-    sentences = []
-    for place, entries in at_place.items():
-        known = samplings[place].validation
+def _about_choice(comparison: Arrangement) -> Iterator[str]:
+    """Yield a sentence for each place where few validation samples have chosen the best rounds."""
+    for place in comparison.places:
+        known = comparison.sampling_at(place).validation
         has_choice = any(
             len({row.round for row in entry.run.rows if row.split == "validation"}) > 1
-            for entry in entries
+            for entry in comparison.at(place)
         )
         if has_choice and known is not None and 0 < known < MANY:
-            sentences.append(
+            yield (
                 f"{place}: the best rounds were chosen on {known} validation samples of all"
                 f" clients. With fewer than {MANY} the choice is largely chance, and favours"
                 " methods whose results vary between rounds."
             )
-    return sentences
 
 
-def _about_collapsed(at_place: Mapping[str, Sequence[Entry]], metric: str) -> list[str]:
-    """Return a sentence for each place that has collapsed runs."""
-    sentences = []
-    for place, entries in at_place.items():
-        runs = {(one.repetition, one.method): one for one in entries}
+def _about_collapsed(comparison: Arrangement) -> Iterator[str]:
+    """Yield a sentence for each place that has collapsed runs."""
+    metric = comparison.metric
+    for place in comparison.places:
+        runs = {(one.repetition, one.method): one for one in comparison.at(place)}
         values = pd.Series({key: one.score(metric) for key, one in runs.items()}).unstack()
         those = [
             f"{method} in repetition {k} ({values.loc[k, method]:.4g} beside a median of"
@@ -513,43 +500,58 @@ def _about_collapsed(at_place: Mapping[str, Sequence[Entry]], metric: str) -> li
             more = len(those) - MOST_COLLAPSED
             end = f", and {more} other runs" if more > 0 else ""
             is_one = len(those) == 1
-            sentences.append(
+            yield (
                 f"{place}: {len(those)} {'run lies' if is_one else 'runs lie'} far below the other"
                 f" repetitions of {'its' if is_one else 'their'} method in test {metric}:"
                 f" {'; '.join(those[:MOST_COLLAPSED])}{end}. Means, intervals and tests contain"
                 f" {'it' if is_one else 'them'}. Look at the training loss in metrics.csv."
             )
-    return sentences
 
 
-def _about_direction(runs: Sequence[StoredRun], metrics: Sequence[str]) -> list[str]:
-    """Return a sentence for each metric of the user's own in which methods are tested.
+def _about_direction(comparison: Arrangement) -> Iterator[str]:
+    """Yield a sentence for each metric of the user's own in which methods are tested.
 
     Whether its small values are good is known to its code only, which a report does not need.
     """
     own = {
         f"{name}{suffix}"
-        for run in runs
-        for name in run.config.evaluation.metrics or {}
+        for one in comparison.entries
+        for name in one.run.config.evaluation.metrics or {}
         for suffix in ("", *SUFFIXES)
     }
-    return [
-        f"`{metric}` is a metric of your own, and the report takes larger values for better ones."
-        " If smaller values are better, ranks and verdicts mean the opposite: report its negative."
-        for metric in metrics
-        if metric in own
-    ]
+    for metric in comparison.tested:
+        if metric in own:
+            yield (
+                f"`{metric}` is a metric of your own, and the report takes larger values for better"
+                " ones. If smaller values are better, ranks and verdicts mean the opposite: report"
+                " its negative."
+            )
 
 
-def _about_rare(runs: Sequence[StoredRun], chosen: Sequence[str]) -> list[str]:
-    """Return a sentence if the user asks for a metric of rare classes, and there are none."""
-    asked = [name for name in chosen if name.startswith("rare_")]
-    if not asked or any(run.has_rare_classes for run in runs):
-        return []
-    return [
-        f"`{asked[0]}` is left out, because no class is rare: the classes are balanced, or"
-        " `evaluation.rare` selects none."
-    ]
+def _about_rare(comparison: Arrangement) -> Iterator[str]:
+    """Yield a sentence if the user asks for a metric of rare classes, and there are none."""
+    asked = [name for name in comparison.chosen if name.startswith("rare_")]
+    if asked and not any(one.run.has_rare_classes for one in comparison.entries):
+        yield (
+            f"`{asked[0]}` is left out, because no class is rare: the classes are balanced, or"
+            " `evaluation.rare` selects none."
+        )
+
+
+def _about_seconds(comparison: Arrangement) -> Iterator[str]:
+    """Yield a sentence if methods are compared at equal seconds."""
+    if comparison.work == "seconds":
+        yield (
+            "Seconds depend on the machine and on its load, so what is said at equal seconds holds"
+            " for these runs alone."
+        )
+
+
+CAVEATS: Final = (
+    *(_about_seconds, _about_hardware, _about_missing, _about_direction, _about_rare),
+    *(_about_choice, _about_collapsed),
+)
+"""What limits a comparison: each yields sentences about it."""
 
 
 def _names(metric: str | Sequence[str]) -> list[str]:

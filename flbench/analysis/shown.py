@@ -33,8 +33,6 @@ SPREAD: Final = {
     "losing_ft": "share below ft",
 }
 """Headings of the measures of the clients of a run."""
-FLOOR: Final = {"local": "from scratch", "ft": "fine-tuned FedAvg"}
-"""Methods beside which new clients are read."""
 RARE_METRICS: Final = ("rare_recall", "rare_f1", "macro_f1")
 MOST_ROWS: Final = 100  # of the tables of clients and of classes
 MOST_LETTERS: Final = 48  # of the name of a client
@@ -372,22 +370,15 @@ def _many(count: float) -> str:
 
 def targets(analysis: Analysis, place: str) -> Iterator[Shown]:
     """Yield what it costs to reach the targets of a place, by split; nothing without a target."""
-    metric, curves = words(analysis.comparison.metric), at_place(analysis.curves, place)
     for split, rows in at_place(analysis.targets, place).groupby("split", sort=False):
-        rounds = np.unique(curves.loc[curves["split"] == split, "round"])
-        often = int(np.diff(rounds).max(initial=1))
-        about = [
-            f"Each run is evaluated every {often} rounds." if often > 1 else "",
-            "Test parts choose nothing in a run: this table only describes it."
-            if split == "test"
-            else "",
+        about = (
             "The cost of a run is that of its first evaluation that reaches the target, and the"
             " table has the median over all runs of a method, in brackets the smallest and the"
             " largest cost of those that reach it. A run that ends without reaching the target"
-            " counts as later than all others: where half of the runs or more do, there is a dash.",
-        ]
+            " counts as later than all others: where half of the runs or more do, there is a dash."
+        )
         yield Shown(
-            f"Costs until a {split} {metric}",
+            f"Costs until a {split} {words(analysis.comparison.metric)}",
             {
                 "target": Column("target", "{:g}".format),
                 "method": Column("method"),
@@ -400,7 +391,7 @@ def targets(analysis: Analysis, place: str) -> Iterator[Shown]:
                 | {what: (row[what], row[f"{what}_min"], row[f"{what}_max"]) for what in COSTS}
                 for row in records(rows)
             ],
-            " ".join(filter(None, about)),
+            about,
             place,
         )
 
@@ -517,8 +508,7 @@ def new_clients(analysis: Analysis, place: str) -> Iterator[Shown]:
     table = at_place(analysis.new_clients, place)
     if table.empty:
         return
-    entries = analysis.comparison.at(place)
-    what = entries[0].run.config.client_metric.replace("_", " ")
+    what = analysis.comparison.at(place)[0].run.config.client_metric.replace("_", " ")
     epochs = {k: f"{k} epoch{'' if k == 1 else 's'}" for k in sorted({*table["epochs"]})}
     about = (
         f"Test {what} over the clients that trained in no round, after epochs of training on their"
@@ -527,12 +517,6 @@ def new_clients(analysis: Analysis, place: str) -> Iterator[Shown]:
         " further epochs from their own models. The last columns are for the largest number of"
         " epochs; bytes and steps are those of a client."
     )
-    names = {entry.run.config.algorithm.name for entry in entries}
-    if missing := [f"`{name}` ({words})" for name, words in FLOOR.items() if name not in names]:
-        about += (
-            f" The figures are read beside those of {' and '.join(missing)}, which this comparison"
-            " does not have."
-        )
     known: dict[tuple[str, str], Any] = {}
     for row in records(table):  # the last columns have what the last row of a method has
         values = {f"new {row['epochs']}": (row["mean"], row["low"], row["high"]), **row}

@@ -101,7 +101,8 @@ class Differences:
     @cached_property
     def setting_of(self) -> list[int]:
         """Number of the setting of each run, from 0."""
-        return _numbers(self.settings)
+        numbers: list[int] = _numbers(self.settings).tolist()
+        return numbers
 
     @property
     def differing(self) -> list[str]:
@@ -229,11 +230,9 @@ def differences(
     return Differences(tuple(runs), names, configurations, tuple(methods), settings, divided)
 
 
-def _numbers(table: "pd.DataFrame") -> list[int]:
+def _numbers(table: "pd.DataFrame") -> "pd.Series[int]":
     """Return a number for each row, from 0, which is that of the rows with the same values."""
-    numbers: dict[tuple[str, ...], int] = {}
-    rows = table.itertuples(index=False, name=None)
-    return [numbers.setdefault(row, len(numbers)) for row in rows]
+    return table.groupby([*table], sort=False).ngroup()
 
 
 def _methods(

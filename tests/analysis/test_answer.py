@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from flbench.analysis import answer, statistics
-from flbench.analysis.arrangement import Arrangement
+from flbench.analysis.sampling import Sampling
 
 NAN = float("nan")
 NAMES = ("b", "c", "d", "pfedsim", "hfcd", "ft", "fedavg")
@@ -15,12 +15,17 @@ OPPOSITE = {"better": "worse", "worse": "better"}
 SAME, BETTER, NONE = "no significant difference", "better", "no claim"
 
 
-def comparison(methods, places=("digits",), repetitions=5, baseline="fedavg"):
+def comparison(methods, places=("digits",), baseline="fedavg"):
     """A comparison whose runs have 50 clients."""
     run = SimpleNamespace(summary={"clients": 50})
-    entries = tuple(SimpleNamespace(place=place, method="", run=run) for place in places)
-    return Arrangement(
-        entries, tuple(methods), tuple(places), repetitions, "both", "accuracy", baseline, ()
+    return SimpleNamespace(
+        methods=tuple(methods),
+        places=tuple(places),
+        metric="accuracy",
+        baseline=baseline,
+        reference=None,
+        at=lambda place: [SimpleNamespace(run=run)],
+        sampling_at=lambda place: Sampling("both"),
     )
 
 
@@ -59,8 +64,7 @@ def verdicts_of(verdicts):
 def say(rows, verdicts, n=5, **options):
     """The sentences about one place."""
     table = board(rows, n=n)
-    given = comparison(rows, repetitions=n, **options)
-    return answer.sentences(given, table, verdicts_of(verdicts), None)
+    return answer.sentences(comparison(rows, **options), table, verdicts_of(verdicts), None)
 
 
 def parts(paragraph):
@@ -122,7 +126,7 @@ def over_places(values, n=5):
         order = sorted(rows, key=lambda name: -rows[name][0])
         boards.append(board({name: rows[name] for name in order}, place, n))
     across = statistics.across(pd.DataFrame(values))
-    given = comparison(values, places, n, baseline="b")
+    given = comparison(values, places, baseline="b")
     return answer.sentences(given, pd.concat(boards), verdicts_of({}), across)
 
 
