@@ -230,29 +230,6 @@ def clients(analysis: Analysis, place: str, inches: float) -> Picture:
     return figure
 
 
-def new_clients(analysis: Analysis, place: str, inches: float) -> Picture | None:
-    """Draw the scores of clients that join later, over the epochs of their training."""
-    table = at_place(analysis.new_clients, place)
-    if not len(table):
-        return None
-    figure = _figure(inches, 3.8)
-    axes = figure.add_subplot()
-    for method in ranked(analysis, place, table):
-        mine, line = table[table["method"] == method], _line(analysis, method)
-        style, x = line | _style(analysis, method), mine["epochs"]
-        axes.plot(x, mine["mean"], ms=5, **style)
-        axes.fill_between(x, mine["low"], mine["high"], color=line["color"], alpha=0.12, lw=0)
-        axes.plot(x, mine["seen"], color=line["color"], ls=":", lw=1, alpha=0.8)
-    metric = analysis.comparison.at(place)[0].run.config.client_metric.replace("_", " ")
-    axes.set(
-        xlabel="epochs on the client's own training part", ylabel=f"test {metric}, new clients"
-    )
-    axes.set_xticks(sorted(set(table["epochs"])))
-    plain(axes)
-    _legend(figure, axes)
-    return figure
-
-
 def convergence(analysis: Analysis, place: str, inches: float) -> Picture | None:
     """Draw the metric by rounds (or steps), bytes and seconds: mean and range of repetitions.
 
@@ -486,14 +463,6 @@ PICTURES: Final[Mapping[str, PictureOf]] = {
         "Share of the clients below each test accuracy, over all repetitions. A line further to the"
         " right is better; its lower end are the worst clients.",
         clients,
-    ),
-    "new-clients": PictureOf(
-        "Clients that join later",
-        "Mean test score of clients that trained in no round, after epochs of training on their own"
-        " training parts; 0 is the model that the server would send. The band is the 95 % interval"
-        " over repetitions. Dotted lines: clients that trained, after as many further epochs.",
-        new_clients,
-        lacks="no run has clients that join later (partition.new_clients).",
     ),
     "convergence": PictureOf(
         "Convergence",

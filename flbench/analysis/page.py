@@ -99,7 +99,7 @@ def _place(analysis: Analysis, place: str, prefix: str) -> Iterator[Part]:
     yield from drawn("clients")
     yield Chapter("Clients as tables", tables["clients"])
     yield from tables["new_clients"]
-    yield from drawn("new-clients", "convergence")
+    yield from drawn("convergence")
     yield from tables["targets"]
     yield from drawn("prices", "partition")
     yield from figures.learned(analysis, place, prefix)

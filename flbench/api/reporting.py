@@ -122,8 +122,8 @@ class Comparison(Analysis):
 
         Args:
             name: `leaders`, `class-intervals`, `recall`, `precision`, `f1`, `recall-gain`,
-                `clients`, `new-clients`, `convergence`, `prices` or `partition` of a place;
-                `settings` or `ranks` of all places.
+                `clients`, `convergence`, `prices` or `partition` of a place; `settings` or `ranks`
+                of all places.
             place: Label of the place; it may be left out if there is only one.
             width: Width in inches; a column of a paper has 3.4. Panels of a narrow picture are
                 below each other. That of `partition` follows from what it shows.

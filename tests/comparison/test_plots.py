@@ -10,7 +10,6 @@ from tests.comparison.made import matrix
 pytestmark = pytest.mark.slow
 
 METHODS = {"fedavg": [0.6, 0.7, 0.65], "local": [0.8, 0.7, 0.75]}
-NONE = ("new-clients",)  # no run here has such clients
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +33,6 @@ def test_each_picture_has_the_width_that_is_asked_for(one, two):
     axes_of_bytes = []
     for name in ALL:
         found = two if name in ACROSS else one
-        if name in NONE:
-            with pytest.raises(fl.UserError, match=name):
-                found.plot(name)
-            continue
         figure = found.plot(name, width=3.4)
         assert isinstance(figure, Figure)
         assert figure.get_figwidth() == 3.4 or name == "partition"
