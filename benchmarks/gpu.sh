@@ -1,71 +1,71 @@
 #!/usr/bin/env bash
-# Measures flbench on a GPU in at most 8 minutes. Each measurement appends a line to OUT_DIR/gpu.jsonl: name, command, exit code (124:
-# stopped), seconds, the peak of the GPUs' memory in MiB (null without nvidia-smi), and its output (JSON, or the last lines).
+# Measures flbench on a GPU in at most 8 minutes, the most valuable figures first. On a machine with a
+# GPU and without a network, these are the two commands:
 #
-# usage: benchmarks/gpu.sh OUT_DIR [DATA_DIR]
+#   benchmarks/gpu.sh prepare build/wheels                       (anywhere; carry the folder with the checkout)
+#   WHEELS=build/wheels benchmarks/gpu.sh OUT_DIR [PART ...]     (there; the second time with the parts that are missing)
 #
-# DATA_DIR holds fashionmnist.npz; without it the digits of scikit-learn are trained. PYTHON names the interpreter (default python).
-# DEVICE=cpu SIZE=tiny tries the script without a GPU. LIMIT is the number of seconds after which nothing more begins, and what runs is
-# stopped (default 480). A measurement that fails is recorded with its error, and the next one follows.
+# Each figure is a line of OUT_DIR/gpu.jsonl as soon as it is known, and a line says how each part has ended: its
+# exit code (124: stopped at its limit) and its seconds. Messages are in OUT_DIR/gpu.log. PYTHON names the
+# interpreter (default python3), DATA a folder with cifar10 (default data; without it images are random), LIMIT
+# the number of seconds after which nothing more begins, and what runs is stopped (default 480).
+# DEVICE=cpu SIZE=tiny tries the script without a GPU, in about six minutes on two cores.
 set -uo pipefail
 
-here=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-python3}
+here=$(cd "$(dirname "$0")" && pwd)
+
+if [ "$1" = prepare ]; then # for Python 3.12 on Linux; scikit-posthocs without what it needs, which is there
+  install=("$python" -m pip install --quiet --upgrade --target "$2" --only-binary=:all: --python-version "${VERSION:-3.12}"
+    --implementation cp --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64)
+  "${install[@]}" pydantic platformdirs && "${install[@]}" --no-deps scikit-posthocs "${@:3}"
+  exit
+fi
+
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
-python=${PYTHON:-python}
-device=${DEVICE:-cuda}
-export PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH}
+wheels=${WHEELS:+$(cd "$WHEELS" && pwd)}
+data=$(cd "${DATA:-.}" && pwd)
+export PYTHONPATH=$(dirname "$here")${wheels:+:$wheels}${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+device=(--device "${DEVICE:-cuda}")
+tiny=() scale=()
+[ "${SIZE:-full}" = tiny ] && tiny=(--tiny) scale=(--scale 0.0001)
 
-data=(data.name=digits)
-[ -n "${2:-}" ] && data=(data.name=fashionmnist "data.root=$2")
-clients=100 few=10 blocks="10 25 50 100"
-[ "${SIZE:-full}" = tiny ] && clients=4 few=2 blocks="1 4"
-
-# measure NAME SECONDS COMMAND ...: runs a command, and appends its line.
-measure() {
-  local name=$1 limit=$2 left=$((${LIMIT:-480} - SECONDS)) begin=$EPOCHREALTIME code=0 folder watch
-  shift 2
-  [ "$left" -gt 0 ] || return 0
-  folder=$(mktemp -d)
-  nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$folder/memory" 2>/dev/null &
-  watch=$!
-  timeout $((limit < left ? limit : left)) "$@" >"$folder/out" 2>"$folder/err" || code=$?
-  kill "$watch" 2>/dev/null
-  "$python" - "$out/gpu.jsonl" "$folder" "$name" "$code" "$begin" "$EPOCHREALTIME" "$@" <<'PY'
-import json, sys
-from pathlib import Path
-
-file, folder, name, code, begin, end, *command = sys.argv[1:]
-out, err, memory = (Path(folder, one).read_text(errors="replace") for one in ("out", "err", "memory"))
-try:
-    output = json.loads(out)
-except ValueError:
-    output = out.splitlines()[-20:]
-line = {"name": name, "command": command, "exit_code": int(code), "seconds": round(float(end) - float(begin), 2)}
-line |= {"gpu_memory": max(map(int, memory.split()), default=None), "output": output}
-line |= {"errors": err.splitlines()[-20:]} if line["exit_code"] else {}
-with open(file, "a") as lines:
-    lines.write(json.dumps(line) + "\n")
-print(f"{name}: exit code {code}, {line['seconds']} s", flush=True)
-PY
-  rm -r "$folder"
+# part NAME SECONDS SCRIPT ARGUMENT ...: runs a script, and appends its lines, unless other parts are asked for.
+part() {
+  local name=$1 limit=$2 left=$((${LIMIT:-480} - SECONDS)) begin=$EPOCHREALTIME code=0
+  [[ ${#parts[@]} -eq 0 || " ${parts[*]} " = *" $name "* ]] || return 0
+  [ "$left" -gt 0 ] || { echo "{\"ended\": \"$name\", \"exit_code\": null}" | tee -a "$out/gpu.jsonl"; return 0; }
+  (cd "$work" && timeout $((limit < left ? limit : left)) "$python" "$here/${@:3:1}" "${@:4}" 2>>"$out/gpu.log") |
+    tee -a "$out/gpu.jsonl" || code=$?
+  echo "{\"ended\": \"$name\", \"exit_code\": $code, \"seconds\": $(awk "BEGIN {print $EPOCHREALTIME - $begin}")}" |
+    tee -a "$out/gpu.jsonl"
 }
 
-# record NAME ARGUMENT ...: measures a run.
-record() {
-  measure "$1" 120 "$python" -m flbench run "${@:2}" --out "$out/runs" "engine.device=$device" tracking.mlflow=false evaluation.every=2 --json
-}
+# measure NAME SECONDS PART KEY ...: a part of gpu.py.
+measure() { part "$1" "$2" gpu.py "$3" "${device[@]}" "${tiny[@]}" "${@:4}"; }
 
-# LeNet-5, all clients in: seconds of a step beside a bare loop, and the memory of blocks.
-net=("${data[@]}" model.name=lenet5 "partition.clients=$clients" train.participation=1)
-measure "bench lenet5" 240 "$python" "$here/benchmarks/speed.py" --repeats 3 fedavg "engine.device=$device" "${net[@]}"
-for block in $blocks; do
-  record "memory of block $block" fedavg --rounds 2 "${net[@]}" engine.name=vectorized "engine.block=$block"
-done
-# Digests: the same run twice, then with other types of numbers; and ResNet-18 at few clients.
-for engine in sequential vectorized; do
-  for precision in 32-true 32-true tf32 bf16-mixed 16-mixed; do
-    record "digest $engine $precision" hfcd --rounds 2 "engine.name=$engine" "engine.precision=$precision"
-  done
-  record "resnet18 $engine" fedavg --rounds 2 "${data[@]}" model.name=resnet18 "partition.clients=$few" train.local_epochs=1 "engine.name=$engine"
-done
+# publish NAME SECONDS SETTING KEY ...: a published setting.
+publish() { part "$1" "$2" peers/peer_flbench.py "$3" "${device[@]}" "${scale[@]}" --data-root "$data" "${@:4}"; }
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+parts=("${@:2}")
+
+measure table 60 table
+publish d 75 d
+publish e 40 e
+publish f 70 f
+measure weights 100 weights
+measure start 60 start
+measure table-tf32 40 table engine.precision=tf32
+measure engines 60 engines
+publish e18 60 e18
+measure table-compiled 130 table engine.compile=on
+measure table-both 130 table engine.compile=on engine.precision=tf32
+publish d-compiled 75 d engine.compile=on
+publish d-tf32 75 d engine.precision=tf32
+publish e18-tf32 60 e18 engine.precision=tf32
+publish e-compiled 60 e engine.compile=on
+publish f-compiled 75 f engine.compile=on
+measure trials 150 trials

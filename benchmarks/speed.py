@@ -98,35 +98,47 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure(config: Config, repeats: int) -> dict[str, Any]:
-    """Measure the engine of a configuration in this process."""
+def measure(
+    config: Config, repeats: int, *, warm_up: float = WARM_UP_SECONDS, is_beside_loop: bool = True
+) -> dict[str, Any]:
+    """Measure the engine of a configuration in this process.
+
+    Args:
+        config: The configuration.
+        repeats: Rounds that count.
+        warm_up: Least seconds of the rounds before those; one round in any case.
+        is_beside_loop: Whether rounds of the bare loop are trained, too.
+    """
     experiment = assembly.build(config).with_workers(lambda _: None)
     timings: list[tuple[int, int, float, float]] = []
     try:
         state = experiment.start()
-        while len(timings) <= repeats or sum(t[3] for t in timings[:-repeats]) < WARM_UP_SECONDS:
+        while len(timings) <= repeats or sum(t[3] for t in timings[:-repeats]) < warm_up:
             train, algorithm = experiment.config.train, experiment.algorithm
             draw = Draw(experiment.config.seed, (len(timings),), algorithm.setting.clients)
             cohort = algorithm.cohort(state, draw)  # [K]
             begin = time.perf_counter()
-            bare_steps = bare_round(experiment, draw, cohort.tolist())
+            bare_steps = bare_round(experiment, draw, cohort.tolist()) if is_beside_loop else 0
             between = time.perf_counter()
             settings = RoundSettings(train, draw)
             trained = rounds.train(algorithm, experiment.engine, state, settings, ids=cohort)
             synchronize(torch.device(experiment.config.engine.device))
             seconds = time.perf_counter() - between
             steps = int(trained.results.steps.sum())
-            timings.append((max(1, bare_steps), max(1, steps), between - begin, seconds))
+            timings.append((bare_steps, max(1, steps), between - begin, seconds))
     finally:
         experiment.engine.close()
     last = timings[-repeats:]
+    beside = {
+        "ratio": median(seconds / bare for _, _, bare, seconds in last),
+        "bare": median(bare / max(1, steps) for steps, _, bare, _ in last),
+    }
     return {
         "engine": config.engine.name,
         "chosen": experiment.config.engine.name,
         "device": str(experiment.config.engine.device),
-        "ratio": median(seconds / bare for _, _, bare, seconds in last),
+        **(beside if is_beside_loop else {}),
         "step": median(seconds / steps for _, steps, _, seconds in last),
-        "bare": median(bare / steps for steps, _, bare, _ in last),
         "steps": sum(steps for _, steps, _, _ in last),
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

@@ -1,6 +1,10 @@
 """`benchmarks/speed.py`: engines beside a bare PyTorch loop over the same batches."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,3 +43,18 @@ def test_engines_are_measured_in_processes_of_their_own(speed, capsys):
     assert [case["chosen"] for case in found] == ["sequential", "vectorized"]
     assert all(case["ratio"] > 0 and case["steps"] > 0 for case in found)
     assert all(case["memory"] > 2**27 for case in found)
+
+
+@pytest.mark.full
+def test_gpu_script_has_a_line_for_each_figure(speed, tmp_path):
+    script = Path(speed.__file__).with_name("gpu.sh")
+    variables = os.environ | {"DEVICE": "cpu", "SIZE": "tiny", "PYTHON": sys.executable}
+    subprocess.run(
+        [script, tmp_path, "table"], env=variables, stdout=subprocess.DEVNULL, check=True
+    )
+
+    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    rates = {one["net"]: one["client_steps_per_s"] for one in lines if "net" in one}
+    assert rates.keys() == {"lenet5", "mlp", "simple_cnn", "resnet18"}
+    assert all(rate > 0 for rate in rates.values())
+    assert [one["exit_code"] for one in lines if "ended" in one] == [0]

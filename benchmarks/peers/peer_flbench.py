@@ -114,7 +114,7 @@ def published(argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the steps")
     parser.add_argument("--data-root", type=Path, default=Path("data"), help="default: data")
     parser.add_argument("keys", nargs="*", metavar="key=value")
-    asked = parser.parse_args(argv)
+    asked = parser.parse_intermixed_args(argv)
     setting = PUBLISHED[asked.setting].scaled(asked.scale)
     keys = *setting.keys, f"engine.device={asked.device}", *asked.keys
     with tempfile.TemporaryDirectory() as name:

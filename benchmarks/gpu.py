@@ -1,0 +1,281 @@
+"""Measures one part of what `benchmarks/gpu.sh` measures on a GPU.
+
+    python benchmarks/gpu.py PART [--device cpu] [--tiny] [key=value ...]
+
+Each figure is a line of JSON on standard output as soon as it is known. The samples are random. A
+measurement that fails has a line with its error, and the next one follows.
+
+- `table`: client steps per second of the vectorized engine for four nets.
+- `weights`: methods and nets with CUDA graphs and without: seconds, whether two runs and a resumed
+  one have equal digests, and how far the weights are from those of a CPU in float64.
+- `engines`: the default beside both engines for six nets.
+- `start`: seconds until a command trains its first round, beside the import of its libraries.
+- `trials`: four trainings one after the other, and at the same time.
+"""
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import torch
+from speed import measure
+
+import flbench as fl
+from flbench.config.resolve import resolve
+from flbench.config.sources import from_overrides
+from flbench.experiment import lifecycle
+
+HERE: Final = Path(__file__).parent
+IMAGES: Final = {"grey": (28, 28), "color": (32, 32, 3)}
+"""Shapes of random images; `tokens` are sequences of 20 tokens of 40 kinds."""
+SIMPLE_CNN: Final = f"{HERE / 'peers' / 'nets.py'}:simple_cnn"
+TABLE: Final = {
+    "lenet5": ("grey", 100, 352, "model.name=lenet5 model.norm=none train.local_epochs=5"),
+    "mlp": ("grey", 100, 352, "model.name=mlp model.hidden=[200] train.local_epochs=5"),
+    "simple_cnn": ("color", 50, 100, f"model.name={SIMPLE_CNN} train.batch_size=10"),
+    "resnet18": ("color", 10, 96, "model.name=resnet18 model.norm=group"),
+}
+"""Samples, clients, samples of a client, and keys. All clients train in each round: those of
+LeNet-5 and the MLP take 55 steps of 32 samples, those of simple_cnn ten steps of ten."""
+NETS: Final = {
+    "mlp": ("grey", "model.name=mlp"),
+    "lenet5": ("grey", "model.name=lenet5 model.norm=none"),
+    "cnn": ("color", "model.name=cnn"),
+    "resnet18": ("color", "model.name=resnet18 model.norm=group"),
+    "gru": ("tokens", "model.name=gru"),
+    "transformer": ("tokens", "model.name=transformer"),
+}
+METHODS: Final = {
+    **{one: (one, *NETS["lenet5"]) for one in ("hfcd", "ditto", "scaffold", "fedrep")},
+    "hfcd, BatchNorm": ("hfcd", "grey", "model.name=lenet5 model.norm=batch"),
+    "gru": ("fedavg", *NETS["gru"]),
+    "transformer": ("fedavg", *NETS["transformer"]),
+}
+"""Method, samples and keys of the net, by what the lines call them."""
+
+
+def emit(asked: argparse.Namespace, **values: Any) -> None:
+    """Print a figure."""
+    keys = {"keys": asked.keys} if asked.keys else {}
+    print(json.dumps({"part": asked.part, **keys, **values}), flush=True)
+
+
+def tried(asked: argparse.Namespace, function: Callable[..., Any], **names: Any) -> None:
+    """Print what a function returns as a figure, or its error."""
+    begin = time.perf_counter()
+    try:
+        found = function()
+    except Exception as error:  # noqa: BLE001 - whatever fails, the next measurement follows
+        found = {"error": f"{type(error).__name__}: {error}"[:500]}
+    emit(asked, **names, **found, wall=round(time.perf_counter() - begin, 1))
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def federation(folder: Path, kind: str, clients: int, samples: int) -> list[str]:
+    """Write random samples with natural clients, and return the keys of a run on them."""
+    file = folder / f"{kind}-{clients}-{samples}.npz"
+    if not file.exists():
+        draw = np.random.default_rng(0)
+        count, is_text = clients * samples, kind == "tokens"
+        shape = (20,) if is_text else IMAGES[kind]
+        type_, largest = (np.int64, 40) if is_text else (np.uint8, 256)
+        np.savez(
+            file,
+            train_images=draw.integers(0, largest, (count, *shape), dtype=type_),
+            train_labels=draw.permutation(count) % 10,
+            train_groups=np.arange(count) // samples,
+        )
+    parts = "[0.8,0,0.2]" if kind == "tokens" else "[1,0,0]"
+    keys = [f"data.path={file}", "partition.scheme=natural", f"partition.split={parts}"]
+    return [*keys, *(["data.kind=tokens"] if kind == "tokens" else []), "tracking.mlflow=false"]
+
+
+def rate(asked: argparse.Namespace, *keys: str) -> dict[str, Any]:
+    """Return client steps per second, and the chosen engine, of a configuration."""
+    layer = from_overrides(
+        ["algorithm=fedavg", f"engine.device={asked.device}", *keys, *asked.keys], "command line"
+    )
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    warm_up, repeats = (0.0, 1) if asked.tiny else (0.5, 3)
+    found = measure(resolve([layer])[0], repeats, warm_up=warm_up, is_beside_loop=False)
+    rates = {"client_steps_per_s": float(f"{1 / found['step']:.4g}"), "chosen": found["chosen"]}
+    rates["round_s"] = round(found["step"] * found["steps"] / repeats, 4)
+    if torch.cuda.is_available():
+        rates["gpu_memory_mib"] = torch.cuda.max_memory_allocated() >> 20
+    return rates
+
+
+def table(asked: argparse.Namespace, folder: Path) -> None:
+    """Measure the nets of TABLE."""
+    for net, (kind, clients, samples, keys) in TABLE.items():
+        if asked.tiny:
+            clients, samples = 2, 40
+        data = federation(folder, kind, clients, samples)
+        common = "train.participation=1", "train.local_epochs=1", "train.batch_size=32"
+        every = *data, *common, "engine.name=vectorized", *keys.split()
+        tried(asked, lambda every=every: rate(asked, *every), net=net)
+
+
+def engines(asked: argparse.Namespace, folder: Path) -> None:
+    """Measure the default and both engines for the nets of NETS."""
+    for net, (kind, keys) in NETS.items():
+        data = federation(folder, kind, *((2, 40) if asked.tiny else (20, 120)))
+        for engine in ("auto", "vectorized", "sequential"):
+            common = "train.participation=1", "train.local_epochs=1", f"engine.name={engine}"
+            every = *data, *keys.split(), *common
+            tried(asked, lambda every=every: rate(asked, *every), net=net, engine=engine)
+
+
+class Kept(fl.Callback):
+    """Keeps the weights of all clients' models after the last round."""
+
+    def __init__(self) -> None:
+        self.weights: list[dict[str, torch.Tensor]] = []
+
+    def on_run_end(self, run: Any) -> None:
+        self.weights = [run.weights(client) for client in range(run.clients)]
+
+
+class Interrupt(fl.Callback):
+    """Interrupts a run after its first round."""
+
+    def on_round_end(self, run: Any, metrics: Any) -> None:
+        if run.round == 1:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def without_graphs() -> Iterator[None]:
+    """Train steps without CUDA graphs inside the context."""
+    from flbench.engine import captured_step
+
+    devices, captured_step.DEVICES = captured_step.DEVICES, ()
+    try:
+        yield
+    finally:
+        captured_step.DEVICES = devices
+
+
+def weights(asked: argparse.Namespace, folder: Path) -> None:
+    """Compare what the methods and nets of METHODS compute in several ways."""
+    for name, (method, kind, keys) in METHODS.items():
+        data = federation(folder, kind, *((3, 40) if asked.tiny else (10, 80)))
+        every = [f"algorithm={method}", *data, *keys.split(), "engine.name=vectorized"]
+        every += ["train.rounds=3", "train.local_epochs=2", "evaluation.every=3", *asked.keys]
+        tried(asked, lambda every=every: compared(asked, folder, every), name=name)
+
+
+def compared(asked: argparse.Namespace, folder: Path, keys: list[str]) -> dict[str, Any]:
+    """Return seconds, digests and distances of several trainings of one configuration."""
+
+    def trained(*more: str, device: str = asked.device, callback: Any = None) -> dict[str, Any]:
+        """Return the summary of a run."""
+        with TemporaryDirectory(dir=folder) as out:
+            layer = [*keys, f"engine.device={device}", f"output.dir={out}", *more]
+            config, origins = resolve([from_overrides(layer)])
+            try:
+                path = lifecycle.run(config, origins, [callback] if callback else [])
+            except KeyboardInterrupt:
+                path = lifecycle.resume(next(Path(out).glob("*/*")), from_overrides([]), [callback])
+            return json.loads((path / "summary.json").read_text())
+
+    trained()  # kernels are chosen and compiled
+    runs = {"first": trained(), "second": trained(), "resumed": trained(callback=Interrupt())}
+    with without_graphs():
+        runs["without graphs"] = trained()
+    digests = {one: summary["weights_digest"][:12] for one, summary in runs.items()}
+    of_cpu, of_gpu = Kept(), Kept()
+    for device, kept in (("cpu", of_cpu), (asked.device, of_gpu)):
+        trained("engine.precision=64-true", device=device, callback=kept)
+    gaps = [
+        float((mine[name] - value).abs().max() / value.abs().max().clamp(min=1))
+        for mine, all_ in zip(of_gpu.weights, of_cpu.weights, strict=True)
+        for name, value in all_.items()
+        if value.is_floating_point()
+    ]
+    return {
+        "seconds": {name: run["seconds"]["train"] for name, run in runs.items()},
+        "digests": digests,
+        "is_repeated": digests["first"] == digests["second"] == digests["resumed"],
+        "cpu_difference": max(gaps),
+    }
+
+
+def start(asked: argparse.Namespace, folder: Path) -> None:
+    """Measure the time until a command trains, and that of an import; each once to warm up."""
+    keys = [*federation(folder, "grey", 10, 40), f"engine.device={asked.device}", *asked.keys]
+    command = ["-m", "flbench", "run", "fedavg", "--rounds", "1", "--out", str(folder), *keys]
+    programs = {"import": ["-c", "import torch, lightning"], "command": command}
+    for again, (name, arguments) in ((n, one) for n in range(2) for one in programs.items()):
+        begin = time.perf_counter()
+        seconds = None
+        with subprocess.Popen(
+            [sys.executable, *arguments],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            for line in process.stderr or ():
+                if line.startswith("round 1") and seconds is None:
+                    seconds = time.perf_counter() - begin
+        whole = time.perf_counter() - begin
+        is_right = process.returncode == 0
+        emit(asked, name=name, again=again, first_round=seconds, whole=whole, is_right=is_right)
+
+
+def trials(asked: argparse.Namespace, folder: Path) -> None:
+    """Measure four trainings one after the other, and at the same time; and a study's."""
+    size = (4, 40) if asked.tiny else (50, 320)
+    data = [*federation(folder, "grey", *size), f"engine.device={asked.device}", *asked.keys]
+    keys = [*data, "partition.split=[0.8,0.1,0.1]", "model.name=lenet5"]
+    keys += [f"train.rounds={2 if asked.tiny else 40}"]
+
+    def seconds(*commands: Sequence[str]) -> dict[str, Any]:
+        """Run commands at the same time."""
+        begin = time.perf_counter()
+        flbench = [sys.executable, "-m", "flbench"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        started = [subprocess.Popen([*flbench, *one, *keys], **quiet) for one in commands]
+        errors = [one.communicate()[1][-300:] for one in started if one.wait()]
+        return {"seconds": time.perf_counter() - begin, **({"errors": errors} if errors else {})}
+
+    one = ["run", "fedavg", "--out", str(folder / "runs")]
+    tried(asked, lambda: seconds(one), name="one run")
+    tried(asked, lambda: seconds(*[one] * 4), name="four runs at the same time")
+    study = ["tune", "--algo", "fedavg", "--trials", "4", "--scheduler", "none"]
+    for jobs, share in ((1, 1), (4, 0.25)):
+        more = ["--jobs", f"{jobs}", "--out", str(folder / f"{jobs}")]
+        more += [] if asked.device == "cpu" else ["--gpus-per-trial", f"{share}"]
+        tried(asked, lambda more=more: seconds([*study, *more]), name=f"study, {jobs} at a time")
+
+
+PARTS: Final = {one.__name__: one for one in (table, weights, engines, start, trials)}
+
+
+def main() -> None:
+    """Measure the part that the command line names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("part", choices=[*PARTS])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="few clients, to try the script")
+    parser.add_argument("keys", nargs="*", metavar="key=value")
+    asked = parser.parse_intermixed_args()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    emit(asked, gpu=gpu, torch=torch.__version__, cuda=torch.version.cuda)
+    with TemporaryDirectory() as folder:
+        PARTS[asked.part](asked, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
