@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from flbench.api.caller import Caller
 from flbench.api.comparisons import PlannedComparison
+from flbench.api.progress import Caller
 from flbench.calls.process import SIGNALS, preserved
 from flbench.comparison import cost, prepare
 from flbench.comparison.added import added

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flbench.api import campaigns
-from flbench.api.caller import Caller
 from flbench.api.comparisons import PlannedComparison
+from flbench.api.progress import Caller
 from flbench.calls import arguments, parts
 from flbench.comparison import ablation
 from flbench.comparison import tuned as tuning

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
 
-from flbench.api.caller import Progress
+from flbench.api.progress import Progress
 from flbench.reports import run as pages
 from flbench.reports.shown import card
 from flbench.results.reading import StoredRun

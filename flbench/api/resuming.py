@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flbench.api.caller import Caller
+from flbench.api.progress import Caller
 from flbench.api.running import RunEnding, finished, train
 from flbench.api.runs import Run
 from flbench.callbacks import Callback

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from flbench.api.caller import Bar, Caller, Lines, Progress
+from flbench.api.progress import Bar, Caller, Lines, Progress
 from flbench.api.runs import Run
 from flbench.callbacks import Callback, RunView
 from flbench.callbacks.base import Logger

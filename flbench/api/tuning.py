@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flbench.api import campaigns, studies
-from flbench.api.caller import Caller
 from flbench.api.comparing import NAMING, methods_of
+from flbench.api.progress import Caller
 from flbench.api.studies import Study
 from flbench.calls import arguments, parts
 from flbench.calls.process import preserved

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flbench.api import campaigns, comparing
-from flbench.api.caller import Caller
 from flbench.api.comparisons import PlannedComparison
+from flbench.api.progress import Caller
 from flbench.cli import console
 from flbench.cli.report import print_report
 from flbench.cli.words import WORDS, layers, methods

@@ -8,7 +8,7 @@ from typing import Any
 from rich.markdown import Markdown
 
 from flbench.api import campaigns
-from flbench.api.caller import Caller
+from flbench.api.progress import Caller
 from flbench.cli import console
 from flbench.cli.words import layers, one_name
 from flbench.comparison.folder import read_design

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flbench.api.caller import Caller
+from flbench.api.progress import Caller
 from flbench.cli import console, tables
 from flbench.cli.words import layers, methods
 from flbench.config.resolve import resolve

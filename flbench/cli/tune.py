@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flbench.api import comparing, tuning
-from flbench.api.caller import Caller
+from flbench.api.progress import Caller
 from flbench.cli import console
 from flbench.cli.show import show
 from flbench.cli.words import WORDS, layers, methods

@@ -100,21 +100,6 @@ def not_a_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode=0o666)
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copy a file atomically, through no link.
-
-    Args:
-        source: The file.
-        target: The copy. A link of this name is replaced.
-
-    Raises:
-        UserError: The source is a link.
-        OSError: The file cannot be read or written.
-    """
-    check_no_link(source)
-    write(target, source.read_bytes())
-
-
 def cache_folder() -> Path:
     """Return the folder of flbench in the user's cache folder, which may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flbench"

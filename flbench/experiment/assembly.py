@@ -96,7 +96,7 @@ class Experiment:
         is_alone = used.device != "cpu" and (used.device != "cuda" or used.workers == "auto")
         if used.name == "ray" or is_alone or used.workers == 1:
             return replace(self, has_workers=True)
-        from flbench.engine.local import LocalEngine
+        from flbench.engine.local_processes import LocalEngine
 
         engine = LocalEngine(self.engine, *self.given, used, tell)
         return replace(self, engine=engine, has_workers=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import flbench as fl
 from flbench.api import running
-from flbench.api.caller import Bar
+from flbench.api.progress import Bar
 from flbench.config.schema import Config
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "python.md"

@@ -105,26 +105,13 @@ def private(tmp_path):
         lambda link: FileLock(link).acquire(),
         lambda link: open(link, "ab", opener=files.not_a_link).close(),
         lambda link: open(link, "w", opener=files.not_a_link).close(),
-        lambda link: files.copy(link, link.with_name("copy")),
     ],
 )
-def test_link_is_neither_written_to_nor_copied(attempt, private):
+def test_link_is_not_written_to(attempt, private):
     link = private.with_name("link")
     link.symlink_to(private)
 
     with pytest.raises((OSError, UserError), match="link"):
         attempt(link)
 
-    assert private.read_text() == "secret"
-    assert not private.with_name("copy").exists()
-
-
-def test_copy_replaces_a_link(private, tmp_path):
-    (tmp_path / "source").write_text("content")
-    (tmp_path / "target").symlink_to(private)
-
-    files.copy(tmp_path / "source", tmp_path / "target")
-
-    assert (tmp_path / "target").read_text() == "content"
-    assert not (tmp_path / "target").is_symlink()
     assert private.read_text() == "secret"

@@ -29,7 +29,7 @@ NOBODY = 65534
 
 RUN = """
 import json, os, sys, threading
-from flbench.engine import local
+from flbench.engine import local_processes as local
 
 def trained(workers=2, **engine):
     import flbench as fl

@@ -22,7 +22,7 @@ import pytest
 from flbench.core import startup
 from flbench.core.errors import RunError
 from flbench.core.tree import digest
-from flbench.engine.local import LocalEngine
+from flbench.engine.local_processes import LocalEngine
 from flbench.testing import SMALL, build, summary_of
 from flbench.workers import nesting
 from tests.engine.playing import played

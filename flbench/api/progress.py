@@ -1,4 +1,4 @@
-"""How a run, a study or a comparison speaks to whoever started it: notes, and progress of a run."""
+"""Notes and progress of a run, a study or a comparison, for whoever started it."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -21,8 +21,9 @@ from flbench.core import startup
 from flbench.core.errors import ConfigError, MethodError, RunError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Samples
-from flbench.engine import local, worker
-from flbench.engine.local import LocalEngine
+from flbench.engine import local_processes as local
+from flbench.engine import worker
+from flbench.engine.local_processes import LocalEngine
 from flbench.experiment import evaluate, rounds
 from flbench.testing.setting import NET
 from flbench.workers import nesting, pool, process_pool
@@ -435,7 +436,7 @@ import os, sys, time
 import torch
 from flbench.client.program import LocalProgram, Transform
 from flbench.core.types import Dispatch
-from flbench.engine.local import LocalEngine
+from flbench.engine.local_processes import LocalEngine
 from flbench.engine.sequential import SequentialEngine
 from flbench.experiment import rounds
 from flbench.testing.setting import NET, build
