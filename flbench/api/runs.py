@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import cache, cached_property, partial
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
@@ -13,7 +13,7 @@ from flbench.config.trust import run_code
 from flbench.core.parts import offered
 from flbench.core.text import warn
 from flbench.reports.shown import run_score
-from flbench.results import reading
+from flbench.results import reading, tables
 from flbench.results.summary import ended_after
 
 if TYPE_CHECKING:
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from flbench.api.partitions import Partition
     from flbench.api.verbs import ExportSettings, ModelSettings
     from flbench.deploy.models import TrainedModel
-
-
-def _table(run: reading.StoredRun, name: str) -> "pd.DataFrame":
-    """Read a table of a run folder: `metrics`, or the name of a CSV file."""
-    from flbench.api import run_tables
-
-    return run_tables.read(run, name)
 
 
 class Run:
@@ -66,7 +59,6 @@ class Run:
         self._trust = trust
         self._objects = dict(objects or {})
         self._run = reading.read(self.path)
-        self._table = cache(partial(_table, self._run))
         self._models: dict[tuple[int | str | None, str | None, str], TrainedModel] = {}
 
     @property
@@ -98,7 +90,9 @@ class Run:
         `validation` or `test`; `protocol` str, the model, such as `personal` or `gm`; `metric` str;
         `value` float64. See `flbench.results.metrics_file.Row`.
         """
-        return self._table("metrics").copy()
+        import pandas as pd
+
+        return pd.DataFrame(list(self._run.rows), columns=[*tables.METRICS]).astype(tables.METRICS)
 
     @property
     def per_class(self) -> "pd.DataFrame":
@@ -112,7 +106,8 @@ class Run:
         Raises:
             UserError: The targets of the run are not classes.
         """
-        return self._table("per_class").copy()
+        self._run.check_classes()
+        return self._run.classes.copy()
 
     @property
     def clients(self) -> "pd.DataFrame":
@@ -125,7 +120,7 @@ class Run:
         steps; `validation_size` int64; test metrics, such as `accuracy`, and validation metrics,
         such as `validation_accuracy`, float64, NaN for a client without samples in that part.
         """
-        return self._table("clients").copy()
+        return self._run.clients.copy()
 
     @property
     def new_clients(self) -> "pd.DataFrame":
@@ -135,7 +130,8 @@ class Run:
         on a copy, after which the model was evaluated; 0 is the model that the server would send.
         A client has a row for each number. Without such clients there are no rows.
         """
-        return self._table("new_clients").copy()
+        has_classes = self.config.has_classes
+        return tables.new_clients(self.path / "new_clients.csv", has_classes=has_classes)
 
     @property
     def confusion(self) -> "pd.DataFrame":
@@ -147,7 +143,8 @@ class Run:
         Raises:
             UserError: The targets of the run are not classes.
         """
-        return self._table("confusion").copy()
+        self._run.check_classes()
+        return tables.read(self.path / "confusion.csv", tables.CONFUSION)
 
     @cached_property
     def partition(self) -> "Partition":

@@ -99,10 +99,9 @@ class Differences:
     divided: Sequence[str] = ()
 
     @cached_property
-    def setting_of(self) -> list[int]:
+    def setting_of(self) -> "pd.Series[int]":
         """Number of the setting of each run, from 0."""
-        numbers: list[int] = _numbers(self.settings).tolist()
-        return numbers
+        return _numbers(self.settings)
 
     @property
     def differing(self) -> list[str]:

@@ -1,6 +1,6 @@
 """Reading the folder of a run, finished or not."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,17 +32,7 @@ if TYPE_CHECKING:
 
 CLIENT_SCORES: Final = ("accuracy", "balanced_accuracy", "macro_f1")
 VALIDATION: Final = "validation_"
-"""What names of columns of clients.csv begin with if they have metrics of the validation part.
-
-A column of test metrics has the name of the metric alone. Files of earlier versions have no columns
-of the validation part.
-"""
-
-
-def _empty() -> "pd.DataFrame":
-    import pandas as pd
-
-    return pd.DataFrame({"moment": []})
+"""What names of columns of clients.csv begin with if they have metrics of the validation part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +58,8 @@ class StoredRun:
     summary: Summary
     rows: list[Row]
     finished: bool
-    classes: "pd.DataFrame" = field(default_factory=_empty)
-    clients: "pd.DataFrame" = field(default_factory=_empty)
+    classes: "pd.DataFrame"
+    clients: "pd.DataFrame"
     data_hash: str | None = None
 
     def check_classes(self) -> None:
@@ -113,10 +103,7 @@ class StoredRun:
 
     @cached_property
     def scores(self) -> dict[str, float]:
-        """Test metrics of the deployed models at the best round by validation.
-
-        Those of rare classes are left out where no class is rare.
-        """
+        """Test metrics at the best round, without those of rare classes where no class is rare."""
         return {
             name: float(value)
             for name, value in self.summary["best"]["test"].items()
@@ -166,19 +153,18 @@ def read(path: Path) -> StoredRun:
     check_run_folder(path)
     config = read_config(path / "config.yaml")
     rows = metrics_file.read(path / "metrics.csv")
-    data = _data_hash(path)
-    if not is_finished(path):
-        return StoredRun(path, config, so_far(config, rows), rows, finished=False, data_hash=data)
     file = path / "summary.json"
-    with as_data_error(file, f"Remove it, and resume the run: {how_to_resume(path)}"):
-        summary = checked(read_json(file), has_classes=config.has_classes)
-    return StoredRun(
-        path, config, summary, rows, finished=True, **read_tables(path, config), data_hash=data
-    )
+    if finished := is_finished(path):
+        with as_data_error(file, f"Remove it, and resume the run: {how_to_resume(path)}"):
+            summary = checked(read_json(file), has_classes=config.has_classes)
+    else:
+        summary = so_far(config, rows)
+    known, data = read_tables(path, config), _data_hash(path)
+    return StoredRun(path, config, summary, rows, finished, **known, data_hash=data)
 
 
 def read_tables(path: Path, config: Config) -> "dict[str, pd.DataFrame]":
-    """Return `classes` and `clients` of a finished run; see `StoredRun`."""
+    """Return `classes` and `clients` of a run, which are empty where it has no file of them."""
     from flbench.results import tables
 
     return {

@@ -13,6 +13,7 @@ from flbench.core.documents import as_data_error
 from flbench.core.own_names import as_written
 from flbench.core.text import read_cell
 from flbench.metrics.names import are_balanced
+from flbench.results.metrics_file import HEADER
 from flbench.results.summary import ROUNDING, SHARES
 
 if TYPE_CHECKING:
@@ -51,6 +52,12 @@ CLIENTS: Final = {
     "validation_size": "int64",
 }
 """Columns of `Run.clients` with their types; the others are metrics, float64."""
+
+METRICS: Final = dict(zip(HEADER, ("int64", "str", "str", "str", "float64"), strict=True))
+"""Columns of `Run.metrics` with their types."""
+
+CONFUSION: Final = {"split": "str", "true": "int64", "predicted": "int64", "count": "int64"}
+"""Columns of `Run.confusion` with their types."""
 
 SOMETIMES: Final = ("name", "shift", "steps", "validation_size")
 """Columns of `CLIENTS` that a file may lack: clients need not have names or shifts, and archives of
@@ -138,6 +145,14 @@ def clients(path: Path, scores: Sequence[str]) -> "pd.DataFrame":
         sizes = ["train_size", "test_size", "validation_size", "classes"]
         _check(table, "client", [name for name in sizes if name in table], shares)
     return both_moments(table)
+
+
+def new_clients(path: Path, *, has_classes: bool) -> "pd.DataFrame":
+    """Return the rows of a new_clients.csv, which has those of clients.csv by `epochs`."""
+    columns = {"moment": "str", "epochs": "int64", **CLIENTS}
+    if not has_classes:
+        del columns["classes"]
+    return both_moments(read(path, columns, optional=SOMETIMES))
 
 
 def _check(table: "pd.DataFrame", key: str, counts: Sequence[str], shares: Sequence[str]) -> None:

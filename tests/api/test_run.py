@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import flbench as fl
-from flbench.api import partitions, run_tables, running
+from flbench.api import partitions, running
 from flbench.calls import process
 from flbench.cli.app import main
 from flbench.config.resolve import resolve
@@ -207,9 +207,9 @@ def test_every_scheme_and_key_of_a_partition_has_a_function():
 
 @pytest.mark.slow
 def test_tables_have_the_documented_types_and_the_numbers_of_the_summary(finished):
-    assert finished.metrics.dtypes.astype(str).to_dict() == run_tables.METRICS
+    assert finished.metrics.dtypes.astype(str).to_dict() == tables.METRICS
     assert finished.per_class.dtypes.astype(str).to_dict() == tables.PER_CLASS
-    assert finished.confusion.dtypes.astype(str).to_dict() == run_tables.CONFUSION
+    assert finished.confusion.dtypes.astype(str).to_dict() == tables.CONFUSION
     kinds = finished.clients.dtypes.astype(str).to_dict()
     absent = ("name", "shift")  # of clients without names or shifts
     assert kinds.items() >= {k: v for k, v in tables.CLIENTS.items() if k not in absent}.items()

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from flbench.config.resolve import resolve
@@ -14,9 +15,9 @@ from flbench.results.reading import StoredRun
 def run(*overrides: str, data_hash: str | None = None) -> StoredRun:
     config, _ = resolve([from_overrides(overrides)])
     summary = {"dataset": "digits", "partition_hash": f"{config.seed:064x}"}
-    return StoredRun(
-        Path("-".join(overrides)), config, summary, [], finished=True, data_hash=data_hash
-    )
+    tables = {"classes": pd.DataFrame(), "clients": pd.DataFrame()}
+    path = Path("-".join(overrides))
+    return StoredRun(path, config, summary, [], finished=True, **tables, data_hash=data_hash)
 
 
 def test_local_optimizer_is_tuned_for_each_method_and_seeds_need_no_note():
