@@ -142,14 +142,12 @@ class Column(Facts):
             label is that name.
         at: Round after which the metric is read; None for the last round.
         settings: Settings for this column only.
-        reason: Why flbench cannot measure the column; None if it can.
     """
 
     dataset: str | None = None
     metric: str | None = None
     at: int | None = Field(None, ge=1)
     settings: Settings = {}
-    reason: str | None = None
 
 
 def _labels(value: object) -> object:
@@ -357,9 +355,7 @@ def cells(paper: Paper, number: str) -> Iterator[Cell]:
             name = row.metrics.get(column_label, row.metric or of_column)
             method = row.method or _known(row_label, paper.methods)
             metric = None if name is None else paper.metrics[name]
-            reason = table.reason or row.reason or column.reason
-            if metric is not None:
-                reason = reason or metric.reason
+            reason = table.reason or row.reason or (metric.reason if metric else None)
             own: Settings = {}
             if method is not None:
                 keys = paper.methods[method]

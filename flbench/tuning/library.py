@@ -148,7 +148,7 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
 def _refusal(parameter: Parameter, value: Scalar, space: Space, layers: Sequence[Layer]) -> str:
     """Return why the configuration refuses a value; "" if it accepts the value."""
     path, place = parameter.path, parameter.place or space.source
-    leading = {other: values[0] for other, values in space.required(path).items()}
+    leading = {other: values[0] for other, values in parameter.when.items()}
     try:
         tree = resolve([*layers, from_values({**leading, path: value}, place)])[0].tree()
     except ConfigError as error:

@@ -50,8 +50,8 @@ class Parameter:
         log: Whether all orders of magnitude are equally likely.
         whole: Whether the values are whole numbers.
         choices: Values of a parameter without a range. A parameter with one choice is fixed.
-        when: Conditions, as allowed values by the keys of other parameters. The parameter is active
-            only if each of these parameters has one of them.
+        when: Conditions, as allowed values by the keys of other parameters, which have none. The
+            parameter is active only if each of these parameters has one of them.
         place: File and line.
     """
 
@@ -110,7 +110,7 @@ class Parameter:
 
     def is_active(self, values: Mapping[str, Scalar]) -> bool:
         """Whether the conditions of the parameter hold, given values of other parameters."""
-        return all(other in values and values[other] in these for other, these in self.when.items())
+        return all(values[other] in these for other, these in self.when.items())
 
     def position(self, value: Any) -> float | None:
         """Return the position of a value: 0 and 1 are the ends; None if the axis cannot show it."""
@@ -218,17 +218,6 @@ class Space:
         known = self.parameters
         return {p: value for p, value in params.items() if p in known and known[p].holds(value)}
 
-    def required(self, path: str) -> dict[str, tuple[Scalar, ...]]:
-        """Return the allowed values of all parameters that this one depends on, also indirectly.
-
-        An empty tuple means that conditions contradict each other.
-        """
-        allowed: dict[str, tuple[Scalar, ...]] = {}
-        for other, values in self.parameters[path].when.items():
-            for name, these in {**self.required(other), other: values}.items():
-                allowed[name] = tuple(v for v in these if v in allowed.get(name, these))
-        return allowed
-
     def grid(self) -> Iterator[Params]:
         """Yield every combination of grid values; the last parameter changes fastest."""
         combinations: Iterator[Params] = iter([{}])
@@ -242,7 +231,7 @@ class Space:
         for path, parameter in self.parameters.items():
             when = {other: v for other, v in parameter.when.items() if other not in given}
             are_met = all(given[o] in v for o, v in parameter.when.items() if o in given)
-            if path not in given and are_met and when.keys() <= kept.keys():
+            if path not in given and are_met:
                 kept[path] = replace(parameter, when=when)
         return replace(self, parameters=kept)
 
@@ -379,11 +368,11 @@ def _check_conditions(parameter: Parameter, space: Space) -> None:
         above = space.parameters.get(other)
         if above is None or above is parameter or not (above.choices or above.whole):
             raise ValueError(f"depends on `{other}`, which is no choice or int above it")
+        if above.when:
+            raise ValueError(f"depends on `{other}`, which has a condition itself")
         for value in values:
             if not above.holds(value):
                 raise ValueError(f"depends on `{other}`={value!r}, which it can never be")
-    if not all(space.required(parameter.path).values()):
-        raise ValueError("can never be active: its conditions contradict each other")
 
 
 def _extended(chosen: Iterator[Params], parameter: Parameter) -> Iterator[Params]:
