@@ -60,7 +60,7 @@ def importance(
 ) -> Importance:
     """Compute the importance of a method's parameters by Optuna's fANOVA, and its uncertainty.
 
-    Left out are fixed parameters, conditional parameters that some trials lack, and trials with a
+    Left out are conditional parameters that some trials lack, and trials with a
     value outside its range, such as a default of null. Parameters without an effect get shares too,
     by chance; those of the permuted scores, in which no parameter has one, show how large.
 
@@ -103,7 +103,7 @@ def importance(
     left = ", ".join(path for path in columns if path not in varied)
     return Importance(
         shares,
-        f"Left out: {left} (fixed, or not set in each trial)." if left else "",
+        f"Left out: {left} (not set in each trial, or always the same)." if left else "",
         {
             path: (1 + sum(one[path] >= share for one in permuted)) / (1 + PERMUTATIONS)
             for path, share in shares.items()

@@ -117,7 +117,7 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
         for path in space.parameters
         if path not in searched.parameters
     ]
-    if all(parameter.fixed for parameter in searched.parameters.values()):
+    if not searched.parameters:
         raise ConfigError(
             f"no parameter of `{space.method}` is left to search ({space.source}; given:"
             f" {', '.join(given) or 'none'}). Remove a key that is given, or compare the methods"

@@ -188,7 +188,7 @@ def _domain(parameter: "Parameter") -> Any:
     from ray import tune
 
     if parameter.choices:
-        return parameter.choices[0] if parameter.fixed else tune.choice(list(parameter.choices))
+        return tune.choice(list(parameter.choices))
     if parameter.whole:  # Ray Tune's upper end is exclusive
         return tune.randint(parameter.low, parameter.high + 1)
     return (tune.loguniform if parameter.log else tune.uniform)(parameter.low, parameter.high)

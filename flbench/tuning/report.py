@@ -104,7 +104,7 @@ class StudyReport:
             self.notes,
             [*methods, Chapter("Search", search)],
             {"search": tree},
-            {"trials": self.trials},
+            {"trials": self.trials.astype({"winner": int})},
         )
 
     @property
@@ -428,7 +428,7 @@ class StudyReport:
         near, found = self._near(method, self.error(method)), dict[str, str]()
         for axis in self.axes[method] if len(near) > 1 else ():
             values = [one.params[axis.path] for one in near if axis.path in one.params]
-            if axis.fixed or not values or None in values:
+            if not values or None in values:
                 continue
             if axis.choices:
                 found[axis.path] = ", ".join(dict.fromkeys(map(shown, values)))
@@ -514,9 +514,7 @@ class StudyReport:
     def _parts(self, method: str) -> Iterator[Part]:
         """Yield the pictures of a method's search, its best parameters and what they gain."""
         axes, trials = self.axes[method], self.study.trials_of(method)
-        is_drawable = any(trial.score is not None for trial in trials)
-        is_drawable &= any(not axis.fixed for axis in axes)
-        if is_drawable:
+        if is_drawable := any(trial.score is not None for trial in trials):
             yield Drawn(
                 f"{method}-parallel",
                 "All trials",

@@ -32,7 +32,6 @@ FORMS: Final = {
     "loguniform": "loguniform: [1.0e-3, 0.3]",
     "int": "int: [2, 8]",
     "choice": "choice: [a, b, c]",
-    "fixed": "fixed: uniform",
 }
 """An example of each type of parameter."""
 ROUNDS: Final = re.compile(r"(\d+(?:\.\d*)?) rounds")
@@ -49,7 +48,7 @@ class Parameter:
         high: Largest number, which belongs to the range; ignored if there are choices.
         log: Whether all orders of magnitude are equally likely.
         whole: Whether the values are whole numbers.
-        choices: Values of a parameter without a range. A parameter with one choice is fixed.
+        choices: Values of a parameter without a range, two at least.
         when: Conditions, as allowed values by the keys of other parameters, which have none. The
             parameter is active only if each of these parameters has one of them.
         place: File and line.
@@ -68,13 +67,8 @@ class Parameter:
     def values(self) -> str:
         """The values as text, such as `0.001 to 0.1, log`."""
         if self.choices:
-            return f"{'fixed: ' if self.fixed else ''}{', '.join(map(shown, self.choices))}"
+            return ", ".join(map(shown, self.choices))
         return f"{shown(self.low)} to {shown(self.high)}{', log' if self.log else ''}"
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the parameter has one value only."""
-        return len(self.choices) == 1
 
     def suggest(self, trial: Any) -> Scalar:
         """Return the value that a trial of Optuna draws for the parameter."""
@@ -153,7 +147,7 @@ class Parameter:
         """Return the parameter as it is written in YAML."""
         tree: dict[str, Any]
         if self.choices:
-            tree = {"fixed": self.choices[0]} if self.fixed else {"choice": list(self.choices)}
+            tree = {"choice": list(self.choices)}
         else:
             kind = "int" if self.whole else "loguniform" if self.log else "uniform"
             tree = {kind: [self.low, self.high]}
@@ -322,9 +316,9 @@ def _parameter(path: str, entry: object, place: str, rounds: int | None) -> Para
         raise ValueError(f"must have `when` like `{{KEY: VALUE}}`, got {when!r}")
     conditions = {str(other): tuple(map(_scalar, _listed(these))) for other, these in when.items()}
     value = entry[kind]
-    if kind in ("choice", "fixed"):
-        choices = tuple(map(_scalar, _listed(value) if kind == "choice" else [value]))
-        if not choices or len({*choices}) < len(choices):  # 1 and true are equal
+    if kind == "choice":
+        choices = tuple(map(_scalar, _listed(value)))
+        if len(choices) < 2 or len({*choices}) < len(choices):  # 1 and true are equal
             raise ValueError(f"must have different values, like `{FORMS['choice']}`, got {value!r}")
         return Parameter(path, choices=choices, when=conditions, place=place)
     ends = [_end(end, rounds) for end in value] if isinstance(value, list) else []

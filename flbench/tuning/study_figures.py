@@ -34,7 +34,6 @@ def parallel(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) ->
     axes = [
         axis.extended([trial.params[axis.path] for trial in trials if axis.path in trial.params])
         for axis in axes
-        if not axis.fixed
     ]
     low, high = drawn[0][1], drawn[-1][1]
     wide = 0.0 if low < high else 0.01  # an axis has a length also for a single score
@@ -80,7 +79,7 @@ def parallel(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) ->
 @literal
 def scatter(axes: Sequence[Parameter], trials: Sequence[Trial], metric: str) -> Figure:
     """Draw the score over each parameter: the best trial as a star, unfinished ones hollow."""
-    axes, won = [axis for axis in axes if not axis.fixed], best_trial(trials)
+    won = best_trial(trials)
     wide = min(4, max(1, len(axes)))
     high = max(1, ceil(len(axes) / wide))
     size = (2.3 * wide if wide > 1 else 3.4, 2.1 * high)

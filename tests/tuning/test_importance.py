@@ -76,9 +76,9 @@ def test_scores_are_those_of_the_last_round_that_all_trials_have_reached(tmp_pat
     assert scores == {0: pytest.approx(0.02), 1: 0.9, 2: pytest.approx(0.22)}
 
 
-def test_conditional_and_fixed_parameters_are_left_out(tmp_path):
+def test_parameters_that_trials_lack_or_do_not_vary_are_left_out(tmp_path):
     """A default outside its range costs its trial, and no parameter."""
-    space = {**SPACE, "train.clip": {"fixed": 1.0}}
+    space = {**SPACE, "train.clip": {"choice": [1.0, 2.0]}}
 
     def params(k):
         chosen = drawn(k) | {"train.clip": 1.0}

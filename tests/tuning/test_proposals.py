@@ -19,14 +19,12 @@ SPACE = space_of(
     "train.clip: {uniform: [0.1, 0.7]}",
     "algorithm.share: {choice: [none, body, full]}",
     "algorithm.lambda0: {int: [1, 9], when: {algorithm.share: [body, full]}}",
-    "algorithm.loss_form: {fixed: nested}",
 )
 DEFAULTS = {
     "train.optimizer.lr": 1.0,
     "algorithm.tau": 1.0,
     "train.clip": None,
     "algorithm.share": "none",
-    "algorithm.loss_form": "separate",
 }
 SEARCHES = ("random", "grid", "optuna")
 

@@ -32,7 +32,6 @@ ALL = space_of(
     "algorithm.tau: {uniform: [0.1, 1]}",
     "algorithm.a: {int: [1, 3]}",
     "algorithm.c: {choice: [a, 3, 0.5, null, true]}",
-    "algorithm.d: {fixed: x}",
 )
 
 
@@ -141,7 +140,7 @@ def test_defaults_are_the_configurations_own_values_where_they_are_active():
     outside = space_of(
         "train.optimizer.lr: {loguniform: [0.1, 0.3]}",
         "algorithm.k_p: {int: [2, 5]}",
-        "algorithm.distance: {fixed: hellinger}",
+        "algorithm.distance: {choice: [hellinger, l2]}",
         method="fedcpmd",
     ).defaults(config_of("algorithm=fedcpmd", "train.optimizer.lr=0.02"))
     space = space_of(*CONDITIONAL)
@@ -189,14 +188,15 @@ WRONG = [
     "algorithm.tau: {int: [0, 2.5]}",
     "algorithm.tau: {uniform: [0, 1], when: algorithm.share}",
     "algorithm.tau: {uniform: [1]}",
+    "algorithm.tau: {choice: [1]}",
     "algorithm.tau: {choice: []}",
     "algorithm.share: {choice: [body, full, body]}",
     "algorithm.name: {choice: [fedavg, hfcd]}",
     "algorithm.tau: {choice: [[1, 2]]}",
-    "algorithm.tau: {fixed: 1, when: {algorithm.share: full}}",
-    "algorithm.tau: {fixed: 1, when: {train.optimizer.lr: 0.1}}",
+    "algorithm.tau: {choice: [1, 2], when: {algorithm.share: full}}",
+    "algorithm.tau: {choice: [1, 2], when: {train.optimizer.lr: 0.1}}",
     "data.name: {choice: [digits]}",
-    "train: {optimizer: {lr: {fixed: 1}}}",
+    "train: {optimizer: {lr: {choice: [1, 2]}}}",
     "train.rounds: {int: [5, 20]}",
 ]
 
@@ -227,12 +227,12 @@ def test_conditions_that_cannot_hold_are_refused(tmp_path, when):
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("space: {algorithm.tau: {fixed: 1}}\n", "`method`"),
+        ("space: {algorithm.tau: {choice: [1, 2]}}\n", "`method`"),
         ("method: hfcd\nspace: []\n", "`space`"),
-        ("method: hfcdd\nspace: {algorithm.tau: {fixed: 1}}\n", "hfcdd"),
-        ("methods: hfcd\nspace: {algorithm.tau: {fixed: 1}}\n", "`methods`"),
-        ("method: fedavg\nspace: {train.optimizer.lr: {fixed: 1}}\n", "fedavg"),
-        ("method: hfcd\nspace: {algorithm.tau: {fixed: !!python/name:os.system ''}}\n", ".yaml:2"),
+        ("method: hfcdd\nspace: {algorithm.tau: {choice: [1, 2]}}\n", "hfcdd"),
+        ("methods: hfcd\nspace: {algorithm.tau: {choice: [1, 2]}}\n", "`methods`"),
+        ("method: fedavg\nspace: {train.optimizer.lr: {choice: [1, 2]}}\n", "fedavg"),
+        ("method: hfcd\nspace: {algorithm.tau: {choice: !!python/name:os.system ''}}\n", ".yaml:2"),
     ],
 )
 def test_wrong_file_is_an_error(tmp_path, content, named):
@@ -286,7 +286,7 @@ def test_condition_on_a_key_of_the_command_line_is_settled():
 
 
 def test_nothing_left_to_search_is_an_error():
-    space = space_of(LR, "algorithm.share: {fixed: body}")
+    space = space_of(LR)
     with pytest.raises(ConfigError, match=r"`hfcd`.*train\.optimizer\.lr"):
         fit(space, base("hfcd", "train.optimizer.lr=0.1"))
 
@@ -300,7 +300,7 @@ def test_nothing_left_to_search_is_an_error():
         ("ifca", "algorithm.clusters: {uniform: [1, 4]}"),  # fractions of a count
         ("hfcd", "algorithm.mu: {uniform: [0.1, 1]}"),  # the key of another method
         ("hfcd", "algorithm.tau: {choice: ['0.1', '0.2']}"),  # read as numbers
-        ("hfcd", "train.optimizer.nesterov: {choice: [true]}"),  # needs momentum
+        ("hfcd", "train.optimizer.nesterov: {choice: [true, false]}"),  # needs momentum
         ("fedpc", "algorithm.groups: {loguniform: [1, 8]}"),  # between its ends
     ],
 )
