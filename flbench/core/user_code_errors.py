@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from flbench.core.errors import ConfigError, MethodError, PrintableError, UserError
-from flbench.core.files import DISK_ERRORS
 from flbench.core.parts import is_installed
+from flbench.core.system_errors import is_of_machine
 
 HERE = str(Path(__file__).parent.parent)
 REFUSED_CALL: Final = re.compile(r"\(\) (takes|missing|got an unexpected|got multiple values)")
@@ -31,8 +31,7 @@ def as_errors(subject: str = "a part of your own") -> Iterator[None]:
     except PrintableError:
         raise
     except Exception as error:
-        is_of_system = "out of memory" in str(error) or getattr(error, "errno", 0) in DISK_ERRORS
-        if is_of_system or not is_raised_by_user(error):
+        if is_of_machine(error) or not is_raised_by_user(error):
             raise
         place = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
         raise MethodError(

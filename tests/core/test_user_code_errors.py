@@ -22,3 +22,11 @@ def test_notes_name_lines_of_the_user_alone():
     assert note_of(UserWarning("a"), __file__, 7) == f"a ({__file__}:7)"
     for other in (pytest.__file__, text.__file__, "<string>"):
         assert note_of("a", other, 7) == "a"
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("not enough memory"), OSError(28, "")]
+)
+def test_a_lack_of_memory_or_space_is_no_fault_of_the_users_code(error):
+    with pytest.raises(type(error)), as_errors():
+        raise error
