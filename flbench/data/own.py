@@ -181,7 +181,8 @@ class Data:
         >>> Data.from_clients(both).dataset.groups
         array([0, 0, 0, 1, 1])
         """
-        if not isinstance(clients, Mapping) or not clients:
+        names = [*map(str, clients)] if isinstance(clients, Mapping) else []
+        if not names or len({*names}) < len(names):
             raise DataError("`data` must be a dict with a pair (samples, labels) for each client.")
         pairs: list[tuple[NDArray[Any], NDArray[Any]]] = []
         for key, pair in clients.items():
@@ -194,7 +195,7 @@ class Data:
                 )
             pairs.append((x, y))
         x, y = (loaders.joined(arrays, "`data`") for arrays in zip(*pairs, strict=True))
-        owners = np.repeat([*map(str, clients)], [len(labels) for _, labels in pairs])
+        owners = np.repeat(names, [len(labels) for _, labels in pairs])
         found = cls.from_arrays(x, y, clients=owners, **arguments)
         made = found.dataset
         first = made.x[made.groups == 0]
@@ -426,6 +427,10 @@ def _in_order(classes: Any) -> list[Any]:
     if isinstance(classes, Mapping):  # {0: "cat"}, or {"cat": 0} as `class_to_idx` of torchvision
         names = classes if 0 in classes else {n: name for name, n in classes.items()}
         classes = [names.get(n) for n in range(len(names))]
+    if isinstance(classes, str | set | frozenset):
+        raise DataError(
+            "`classes` must be a list of names, in the order of their numbers 0, 1, ..."
+        )
     return list(classes)
 
 

@@ -390,7 +390,7 @@ def _classes(
     _refuse(
         column,
         texts.isna(),
-        "has no label. Remove the row; or, if this is the name of a class, rename it.",
+        "is a missing label. Remove the row; or, if this is the name of a class, rename it.",
     )
     if label is not None and label != column.name:
         texts = _ruled(texts, label)

@@ -189,6 +189,8 @@ WRONG = [
     ("`layout`", lambda: fl.Data(X, Y, layout="nchw")),
     ("'label'", lambda: fl.Data(X, Y, label="a")),
     ("'c'.*`classes`", lambda: fl.Data(X[:2], ["a", "c"], classes=["a", "b"])),
+    ("`classes`", lambda: fl.Data(X[:2], [0, 1], classes={"a", "b"})),
+    ("`classes`", lambda: fl.Data(X[:2], [0, 1], classes="ab")),
     ("label.*`c`", lambda: fl.Data(ROWS, label="c", client="c")),
     ("`c`", lambda: fl.Data(pd.DataFrame({"a": [1], "b": [0]}), client="c")),
     ("`train`", lambda: fl.Data({"other": HuggingFace({"x": [1]})})),
@@ -237,6 +239,7 @@ FLOATS, FOUR = X[:4] / 255, [0, 1, 0, 1]
         ("pair", {"a": (X[:4], FOUR), "b": X[:4]}),
         ("`y`", {"a": (ROWS[["b"]], ROWS["a"]), "b": (ROWS[["b"]], ROWS["a"][::-1])}),
         ("dict", [(X, Y)]),
+        ("dict", {1: (X[:4], FOUR), "1": (X[:4], FOUR)}),
     ],
 )
 def test_clients_whose_samples_and_labels_do_not_fit_together_are_refused(key, clients):
