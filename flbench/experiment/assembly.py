@@ -205,9 +205,13 @@ def build(
         smoke, module, cached, about_cache = None, dict[str, Any](), None, None
         if tried:
             smoke, module = _smoke(config, here, algorithm, net, federation)
-            cached, about_cache = _cached(config, here, net, federation)
+            if freezing.of(net).parameters:
+                from flbench.experiment import frozen_outputs
+
+                cached, about_cache = frozen_outputs.cached(config.model, net, federation, here)
         given = (net, federation) if cached is None else (cached.net, cached.federation)
-        made, used, about_engine = _engine(used, config, given, smoke, tell)
+        size = config.train.batch_size
+        made, used, about_engine = _engine(used, size, given, smoke, tell)
     notes = [
         *federation.notes,
         *about_classes,
@@ -311,9 +315,10 @@ def _method(
     )
     algorithm = own_methods.find(config.algorithm)(config.algorithm, setting)
     algorithm.rewrites = rewrites
-    _refuse(config, net, _sentences(algorithm.requires()))
+    name = config.algorithm.name
+    _refuse(name, net, _sentences(algorithm.requires()))
     start = _start(net, algorithm, dtype_of(config.engine))
-    _refuse(config, net, _without_training(algorithm, start))
+    _refuse(name, net, _without_training(algorithm, start))
     if config.train.terms:
         from flbench.experiment import local_terms
 
@@ -326,11 +331,11 @@ def _method(
     return algorithm
 
 
-def _refuse(config: Config, net: nn.Module, unmet: list[str]) -> None:
+def _refuse(name: str, net: nn.Module, unmet: list[str]) -> None:
     """Raise a ConfigError if there are requirements of a method that are not met."""
     if not unmet:
         return
-    lines = [f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet]
+    lines = [f"`algorithm.name={name}`: {sentence}" for sentence in unmet]
     if frozen := len(freezing.of(net).parameters):
         lines.append(
             f"{frozen} parameters of the net are frozen (`model.freeze`, `model.lora`): if that is"
@@ -359,21 +364,9 @@ def _smoke(
     return smoke, own_module_programs.recorded(trained, config.train)
 
 
-def _cached(
-    config: Config, here: EngineConfig, net: nn.Module, federation: Federation
-) -> tuple["Cached | None", str | None]:
-    """Return what the engine has in place of net and samples if a part is frozen, and a note."""
-    if not freezing.of(net).parameters:
-        return None, None
-    from flbench.experiment import frozen_outputs
-
-    found = frozen_outputs.cached(config, net, federation, here)
-    return (None, found) if found is None or isinstance(found, str) else (found, found.note)
-
-
 def _engine(
     used: EngineConfig,
-    config: Config,
+    batch_size: int,
     given: tuple[nn.Module, Federation],
     smoke: "Smoke | None",
     tell: Callable[[str], None] | None,
@@ -382,7 +375,7 @@ def _engine(
 
     Args:
         used: The section with the device that trains; its name may be `auto`.
-        config: Configuration of the run.
+        batch_size: Samples of a batch.
         given: Net and samples as engines get them.
         smoke: Trial of the user's code; None for none.
         tell: See `build`.
@@ -391,7 +384,7 @@ def _engine(
     if is_auto:
         used = used.altered(name="vectorized" if auto_stacks(used, given[0]) else "sequential")
     try:
-        if smoke is not None and stacks(used, smoke.net):
+        if smoke is not None and stacks(used):
             smoke.check_stacked()
         engine = build_engine(used, *given, tell=tell)
     except ConfigError as refusal:
@@ -401,7 +394,7 @@ def _engine(
         used = used.altered(name="sequential")
         engine = build_engine(used, *given, tell=tell)
     if used.name == "vectorized":
-        used = used.altered(block=engine.stacked(LocalProgram(()), (), config.train.batch_size))
+        used = used.altered(block=engine.stacked(LocalProgram(()), (), batch_size))
     return engine, used, note
 
 
@@ -433,10 +426,15 @@ def _judge(
     config: Config, net: nn.Module, federation: Federation
 ) -> "tuple[ClassJudge | TargetJudge, list[str]]":
     """Return the judge of the models, and notes."""
+    metrics: tuple[OwnMetric, ...] = ()
+    if config.evaluation.metrics:
+        from flbench.experiment import own_metrics
+
+        metrics = own_metrics.make(config.evaluation, federation.output)
     if federation.dataset.targets is not None:
         from flbench.experiment import target_judging  # it loads torchmetrics
 
-        return target_judging.make(config, net, federation), []
+        return target_judging.make(config, net, federation, metrics), []
     if config.evaluation.best != BestConfig():
         raise ConfigError(
             "`evaluation.best` is for targets that are not classes. The best round of a"
@@ -446,11 +444,6 @@ def _judge(
     names = federation.dataset.classes
     number = positive_class(config.evaluation, names)
     positive = names[number] if len(names) == 2 else None
-    metrics: tuple[OwnMetric, ...] = ()
-    if config.evaluation.metrics:
-        from flbench.experiment import own_metrics
-
-        metrics = own_metrics.make(config.evaluation, federation.classes)
     rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
     if positive is not None:
         notes.append(

@@ -11,7 +11,7 @@ from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.data.federation import Federation
 from flbench.engine.base import STACKED_SIZE, Engine, find_device
-from flbench.models.base import is_lightning, net_leaves
+from flbench.models.base import net_leaves
 from flbench.workers.nesting import is_elsewhere
 
 
@@ -113,8 +113,7 @@ def auto_stacks(config: EngineConfig, net: nn.Module) -> bool:
     return size <= STACKED_SIZE and not any(isinstance(one, _ConvNd) for one in net.modules())
 
 
-def stacks(config: EngineConfig, net: nn.Module) -> bool:
+def stacks(config: EngineConfig) -> bool:
     """Return whether clients are stacked: by the vectorized engine, or by Ray's workers on GPUs."""
     on_gpu = config.device.startswith("cuda")
-    by_workers = config.name == "ray" and on_gpu and not is_lightning(net)
-    return config.name == "vectorized" or by_workers
+    return config.name == "vectorized" or (config.name == "ray" and on_gpu)

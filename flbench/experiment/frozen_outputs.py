@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flbench.config.schema import Config, EngineConfig
+from flbench.config.schema import EngineConfig, ModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import seeded
 from flbench.core.tree import digest
@@ -21,7 +21,7 @@ from flbench.data.federation import Federation
 from flbench.engine import memory
 from flbench.engine.base import dtype_of, open_device
 from flbench.models import freezing
-from flbench.models.base import Net, is_lightning, net_leaves
+from flbench.models.base import Net, net_leaves
 from flbench.models.own import OwnNet
 from flbench.models.trial import mixes, random_layers
 
@@ -43,13 +43,11 @@ class Cached:
         net: The rest of the net: the frozen part is replaced by identities.
         federation: The federation, whose samples are the outputs of the frozen part.
         held: Values of the frozen tensors that `net` does not have, by name.
-        note: A sentence for the user.
     """
 
     net: nn.Module
     federation: Federation
     held: dict[str, Tensor]
-    note: str
 
 
 def forget() -> None:
@@ -58,33 +56,34 @@ def forget() -> None:
 
 
 def cached(
-    config: Config, net: nn.Module, federation: Federation, engine: EngineConfig
-) -> Cached | str | None:
+    config: ModelConfig, net: nn.Module, federation: Federation, engine: EngineConfig
+) -> tuple[Cached | None, str | None]:
     """Compute the outputs of the frozen part of a net for all samples.
 
     Args:
-        config: Configuration of the run.
+        config: Section `model`.
         net: The net.
         federation: The samples.
         engine: Section `engine` as it is used.
 
     Returns:
-        What the engine gets; a sentence on why it gets the whole net; or None if `model.cache` is
-        off or nothing is frozen by `model.freeze`.
+        What the engine gets, None for the whole net; and a note, None if `model.cache` is off,
+        nothing is frozen by `model.freeze`, or the net is a LightningModule, whose training step
+        calls the whole module.
     """
-    if config.model.cache == "off":
-        return None
-    part = _first(net) if isinstance(net, Net | OwnNet) else []
-    if config.model.freeze == freezing.NONE:
-        if config.model.lora.rank is not None or not part:
-            return None
-        return (
+    if config.cache == "off" or not isinstance(net, Net | OwnNet):
+        return None, None
+    part = _first(net)
+    if config.freeze == freezing.NONE:
+        if config.lora.rank is not None or not part:
+            return None, None
+        return None, (
             "model: the frozen layers are computed in each step. With model.freeze=backbone their"
             " outputs are computed once."
         )
     outputs = _unfit(net, part, federation, engine) or _outputs(net, federation, engine)
     if isinstance(outputs, str):
-        return (
+        return None, (
             f"model: the frozen layers are computed in each step (model.cache), because {outputs}."
         )
     rest = deepcopy(net, {id(module): nn.Identity() for module in part})
@@ -110,7 +109,7 @@ def cached(
         f"model: the outputs of the {what}, {outputs[0].numel():,} numbers for each of"
         f" {len(_used(federation)):,} samples, are computed once (model.cache=auto)."
     )
-    return Cached(rest, samples, held, note)
+    return Cached(rest, samples, held), note
 
 
 def _first(net: nn.Module) -> list[nn.Module]:
@@ -144,8 +143,6 @@ def _unfit(
     net: nn.Module, part: list[nn.Module], federation: Federation, engine: EngineConfig
 ) -> str | None:
     """Return why the outputs of a frozen part cannot be computed once; None if they can."""
-    if is_lightning(net):
-        return "a LightningModule's training step calls the whole module"
     if not part:
         return "they are not the first ones of the net, or have buffers that are not frozen"
     if federation.augment:

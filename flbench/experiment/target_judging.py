@@ -21,7 +21,6 @@ from flbench.core.types import Context, State, Tree
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import dtype_of
-from flbench.experiment import own_metrics
 from flbench.experiment.evaluation_tables import client_table
 from flbench.experiment.predictions import PARTS, Evaluation, Predict
 from flbench.metrics.own import OwnMetric
@@ -89,18 +88,19 @@ class TargetJudge:
         yield "clients.csv", tuple(lines[0]), [tuple(line.values()) for line in lines]
 
 
-def make(config: Config, net: nn.Module, federation: Federation) -> TargetJudge:
+def make(
+    config: Config, net: nn.Module, federation: Federation, metrics: tuple[OwnMetric, ...]
+) -> TargetJudge:
     """Return the judge, with the choice of the best round.
 
     The metrics are tried on the smallest part of a client.
 
     Raises:
-        ConfigError: A key is for classes. Or a metric is not there, has changed since the run
-            began, cannot be computed, or does not say whether larger values are better.
+        ConfigError: A key is for classes, or there is no metric. Or one cannot be computed, or
+            does not say whether larger values are better.
     """
     assert isinstance(net, LightningNet)  # no other net has targets that are not classes
     _check_keys(config, federation)
-    metrics = own_metrics.make(config.evaluation, None)
     best = config.evaluation.best
     chosen = {metric.name: metric for metric in metrics}.get(best.metric or metrics[0].name)
     if chosen is None:
