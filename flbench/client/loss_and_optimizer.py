@@ -61,7 +61,7 @@ def local_loss(terms: tuple[LossTerm, ...], context: Context) -> Tensor:
 
 
 def make_optimizer(
-    config: OptimizerConfig, parameters: list[Tensor], lr: float
+    config: OptimizerConfig, parameters: list[Tensor], lr: float | Tensor, *, captured: bool = False
 ) -> torch.optim.Optimizer:
     """Return a new optimizer over the parameters.
 
@@ -69,14 +69,13 @@ def make_optimizer(
         config: Kind of optimizer, momentum and weight decay; its `lr` is not read.
         parameters: The tensors that the optimizer changes.
         lr: Learning rate, >= 0.
+        captured: Whether steps may be captured as CUDA graphs, with a tensor as learning rate.
     """
+    decay, fused = config.weight_decay, captured or None
     if config.name == "sgd":
+        nesterov, momentum = config.nesterov, config.momentum
         return torch.optim.SGD(
-            parameters,
-            lr=lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
+            parameters, lr, momentum, weight_decay=decay, nesterov=nesterov, fused=fused
         )
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=lr, weight_decay=config.weight_decay)
+    return kind(parameters, lr, weight_decay=decay, fused=fused, capturable=captured)

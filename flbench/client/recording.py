@@ -28,7 +28,7 @@ class Recording:
 
     def __init__(self, statistic: Statistic) -> None:
         self.statistic = statistic
-        self._reduced: Tree = {}  # [K, ...] each
+        self.reduced: Tree = {}  # [K, ...] each, besides those of the kind `rows`
         self._rows: dict[str, list[Tensor]] = {}  # [K, rows, ...] each, to be concatenated
 
     def add(self, tensors: Tree) -> None:
@@ -41,19 +41,19 @@ class Recording:
             reduction = self.statistic.reduction(key)
             if reduction == "rows":
                 self._rows.setdefault(key, []).append(value.clone())
-            elif key not in self._reduced:
-                self._reduced[key] = value.clone()
+            elif key not in self.reduced:
+                self.reduced[key] = value.clone()
             else:
-                mine = self._reduced[key][: len(value)]
-                self._reduced[key][: len(value)] = REDUCTIONS[reduction](mine, value)
+                mine = self.reduced[key][: len(value)]
+                self.reduced[key][: len(value)] = REDUCTIONS[reduction](mine, value)
 
     def reorder(self, order: Tensor) -> None:
         """Put the clients in another order; `order` [K] has the old position of each client."""
-        self._reduced = {key: value[order] for key, value in self._reduced.items()}
+        self.reduced = {key: value[order] for key, value in self.reduced.items()}
 
     def result(self) -> Tree:
         """Return the reduced tensors, [K, ...] each."""
-        return self._reduced | {key: torch.cat(some, dim=1) for key, some in self._rows.items()}
+        return self.reduced | {key: torch.cat(some, dim=1) for key, some in self._rows.items()}
 
     def see(self, context: Context) -> None:
         """Add what the Statistic returns for a batch of the only client."""

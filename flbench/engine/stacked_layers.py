@@ -67,7 +67,7 @@ def replace_convolutions(net: nn.Module, *, casts: bool, patches: bool) -> None:
         casts: Whether they cast what they get to the type of autocast. Autocast itself does that
             after `torch.vmap` has taken a convolution apart, and PyTorch compares the types of
             input and bias before.
-        patches: Whether they are computed by `convolve_patches` where `has_small_patches` says so.
+        patches: Whether those of `has_small_patches` are computed as products with patches.
     """
     for module in net.modules():
         if isinstance(module, _ConvNd):
@@ -89,7 +89,7 @@ def has_small_patches(layer: _ConvNd) -> bool:
     | net of pfl-research, 50 x 10 | 32 x 3 x 3 = 288 | 7,362 | | 13,325 |
     | ResNet-18, 10 x 32 | 512 x 3 x 3 = 4,608 | 112 | | |
 
-    Slices have not been measured without the compiler.
+    Slices, which are used here, have not been measured without the compiler.
     """
     is_plain = type(layer) is nn.Conv2d and layer.groups == 1
     return is_plain and layer.in_channels * math.prod(layer.kernel_size) <= LARGEST_PATCH
@@ -104,54 +104,29 @@ def _convolve(layer: _ConvNd, small: bool, x: Tensor, *size: Any) -> Tensor:
         own: dict[str, Any] = {name: w.to(kind) for name, w in layer.named_parameters()}
         layer._parameters = layer._parameters | own
     if small and x.dim() == 4:
-        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        x = functional.pad(x, layer._reversed_padding_repeated_twice, mode)
-        return convolve_patches(x, layer.weight, layer.bias, layer.stride, layer.dilation)
+        return _by_patches(layer, x)
     out: Tensor = type(layer).forward(layer, x, *size)
     return out
 
 
-def convolve_patches(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-) -> Tensor:
-    """Return what `torch.nn.functional.conv2d` does, as a product of matrices.
+def _by_patches(layer: _ConvNd, x: Tensor) -> Tensor:
+    """Return a convolution's output [B, O, H', W'], contiguous, as a product of matrices.
 
     Patches are stacked slices, whose gradients `torch.vmap` can stack; it has no rule for that of
     `Tensor.unfold`.
-
-    Args:
-        x: Padded inputs [B, C, H, W].
-        weight: [O, C, h, w].
-        bias: [O], or None.
-        stride: Distances of two patches, along H and W.
-        dilation: Distances of two entries of a patch, along H and W.
-
-    Returns:
-        [B, O, H', W'], contiguous.
     """
-    x = x.transpose(0, 1)  # [C, B, H, W]
-    for k, axis in enumerate((-2, -1)):
-        size = weight.shape[axis]
-        places = (x.shape[axis] - dilation[k] * (size - 1) - 1) // stride[k] + 1
-        pieces = [_part(x, axis, dilation[k] * i, stride[k], places) for i in range(size)]
-        x = torch.stack(pieces, dim=1 + k)
-    # x is [C, h, w, B, H', W'], contiguous.
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    x = functional.pad(x, layer._reversed_padding_repeated_twice, mode).transpose(0, 1)
+    for k, (size, apart) in enumerate(zip(layer.kernel_size, layer.dilation, strict=True)):
+        places = x.shape[k - 2] - apart * (size - 1)
+        x = torch.stack([x.narrow(k - 2, apart * i, places) for i in range(size)], dim=1 + k)
+    x = x[..., :: layer.stride[0], :: layer.stride[1]]  # [C, h, w, B, H', W']
     samples, height, width = x.shape[3:]
     # [O, C h w] @ [C h w, B H' W']
-    out = weight.flatten(1) @ x.reshape(-1, samples * height * width)
-    if bias is not None:
-        out = out + bias[:, None]
+    out = layer.weight.flatten(1) @ x.reshape(-1, samples * height * width)
+    if layer.bias is not None:
+        out = out + layer.bias[:, None]
     return out.reshape(-1, samples, height, width).transpose(0, 1).contiguous()
-
-
-def _part(x: Tensor, axis: int, first: int, step: int, count: int) -> Tensor:
-    """Return `count` entries of x along an axis, -1 or -2, from the first one on."""
-    part = slice(first, first + step * (count - 1) + 1, step)
-    return x[..., part] if axis == -1 else x[..., part, :]
 
 
 def _forward(layer: _BatchNorm, padding: Padding, x: Tensor) -> Tensor:
@@ -164,7 +139,8 @@ def _forward(layer: _BatchNorm, padding: Padding, x: Tensor) -> Tensor:
         return out
     axes = [0, *range(2, x.dim())]  # all axes but that of the channels
     real = mask.reshape(-1, *(1,) * (x.dim() - 1)).to(x.dtype)  # [B] -> [B, 1, ...]
-    count = mask.sum() * (x[0].numel() // x.shape[1])  # values per channel
+    # Values per channel. A client that has finished may have no row in a step of the others.
+    count = mask.sum().clamp_min(1) * (x[0].numel() // x.shape[1])
     mean = (x * real).sum(axes, keepdim=True) / count  # [1, channels, 1, ...]
     squares = ((x - mean).square() * real).sum(axes, keepdim=True)  # [1, channels, 1, ...]
     shape = (1, -1, *(1,) * (x.dim() - 2))

@@ -9,8 +9,9 @@ Axes: K clients of the block, `count` clients that take a step, S samples of a c
 T steps of the client with most steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -38,13 +39,20 @@ class StackedPhase:
         stack: The clients; `train` updates their leaves, losses and step counts.
         phase: The phase.
 
+    Attributes:
+        written: Names of the leaves that steps write to.
+        batches: The batches of all steps.
+        optimizer: The optimizer of all clients.
+        recordings: The reductions of `Phase.record`.
+        losses: [K, T] float64, 0 where a client takes no step.
+
     Raises:
         UnknownNameError: The phase trains no parameter.
     """
 
     def __init__(self, stack: Stack, phase: Phase) -> None:
         env = stack.environment
-        self._stack, self._phase = stack, phase
+        self.stack, self.phase = stack, phase
         stack.lr = phase.optimizer.lr * stack.settings.lr_factor
         others = never_trained(env.net)
         self._names = [
@@ -56,79 +64,89 @@ class StackedPhase:
         ]
         if not self._names:
             raise untrained(phase, stack.leaves.names)
-        self._batches = stacked_batches.make(
+        self.batches = stacked_batches.make(
             env.federation, phase, stack.ids, stack.settings, skip_single=env.skips_single(phase)
         )
         # The net's buffers, which the forward pass may change.
         self._moving = [name for name in env.start if name in env.buffers]
         # Also the buffers of a second model, which `Phase.weights` may call the net with.
-        written = [name for name in stack.leaves.names if name_in_net(name, env.buffers)]
-        stack.leaves.make_writable([*self._names, *written], len(stack))
-        self._optimizer = StackedOptimizer(phase.optimizer, stack.lr)
-        self._recordings = [Recording(statistic) for statistic in phase.record]
-        # [K, T], 0 where a client takes no step.
-        self._losses = torch.zeros(self._batches.ends.shape, dtype=torch.float64, device=env.device)
+        buffers = [name for name in stack.leaves.names if name_in_net(name, env.buffers)]
+        self.written = list(dict.fromkeys([*self._names, *buffers]))
+        stack.leaves.make_writable(self.written, len(stack))
+        self.optimizer = StackedOptimizer(phase.optimizer, stack.lr)
+        self.recordings = [Recording(statistic) for statistic in phase.record]
+        self.losses = torch.zeros(self.batches.ends.shape, dtype=torch.float64, device=env.device)
         # Batches of several steps, [W, count, S, ...] each, gathered at once; `_begin` is the first
         # of these W steps.
         self._begin = 0
         self._window: tuple[Tensor, ...] = (torch.empty(0),)
         self._sort()
 
-    def train(self) -> None:
-        """Take all steps, and write the recorded Statistics into ctx."""
+    def train(self, take_steps: Callable[["StackedPhase"], bool] | None = None) -> None:
+        """Take all steps, and write the recorded Statistics into ctx.
+
+        Args:
+            take_steps: Takes the steps of a phase in another way, and returns whether it can.
+        """
         self._record_padded_row()
-        step, net = 0, self._stack.environment.net
+        net = self.stack.environment.net
         with freezing.mode(net, train=True):
-            if self._phase.batchnorm == "eval":
+            if self.phase.batchnorm == "eval":
                 freeze_statistics(net)
-            while count := self._batches.active(step):
-                if self._phase.until is not None and self._end_phases(step, count):
-                    continue  # the clients were sorted again
-                self._step(step, count)
-                step += 1
-        self._stack.steps += np.minimum(self._batches.steps, step)
-        self._stack.loss += self._losses.sum(dim=1)
-        for recording in self._recordings:
-            self._stack.finish(recording)
+            if take_steps is None or not take_steps(self):
+                self._take_steps()
+        self.stack.steps += self.batches.steps
+        self.stack.loss += self.losses.sum(dim=1)
+        for recording in self.recordings:
+            self.stack.finish(recording)
+
+    def _take_steps(self) -> None:
+        """Take all steps, each with the clients that still train."""
+        step = 0
+        while count := self.batches.active(step):
+            if self.phase.until is not None and self._end_phases(step, count):
+                continue  # the clients were sorted again
+            self._step(step, count)
+            step += 1
 
     def _record_padded_row(self) -> None:
         """Start the reductions with one padded row, whose tensors are neutral."""
-        stack, env = self._stack, self._stack.environment
+        stack, env = self.stack, self.stack.environment
         row = torch.zeros(len(stack), 1, dtype=torch.int64, device=env.device)
         batch = (stack.inputs(row), env.federation.y[row], row > 0, row)  # the mask is False
         with torch.no_grad(), freezing.mode(env.net, train=False):
-            for one in self._recordings:
+            for one in self.recordings:
                 one.add(stack.vmap_clients(partial(stack.observe, one.statistic), batch))
 
     def _sort(self) -> None:
         """Sort the clients by their number of steps, largest first."""
-        order = np.argsort(-self._batches.steps, kind="stable")
-        self._batches.reorder(order)
-        self._stack.reorder(order)
-        index = torch.from_numpy(order).to(self._stack.environment.device)
-        self._losses = self._losses[index]
+        order = np.argsort(-self.batches.steps, kind="stable")
+        self.batches.reorder(order)
+        self.stack.reorder(order)
+        index = torch.from_numpy(order).to(self.stack.environment.device)
+        self.losses = self.losses[index]
         self._window = (torch.empty(0),)
-        self._optimizer.reorder(index)
-        for recording in self._recordings:
+        self.optimizer.reorder(index)
+        for recording in self.recordings:
             recording.reorder(index)
 
     def _end_phases(self, step: int, count: int) -> bool:
         """Ask `Phase.until` for clients that begin an epoch; return whether any of them ends."""
-        epoch, until = self._batches.epoch[:count], self._phase.until
+        epoch, until = self.batches.epoch[:count], self.phase.until
         begins = epoch[:, step] > (epoch[:, step - 1] if step else -1)
         if not begins.any() or until is None:
             return False
-        epochs = torch.from_numpy(epoch[:, : step + 1]).to(self._losses.device)
+        epochs = torch.from_numpy(epoch[:, : step + 1]).to(self.losses.device)
         means = self._means(epochs[:, :step])
 
         def is_over(leaves: Tree, start: Tree, ctx: Tree, means: Tensor, done: Tensor) -> Tensor:
             return until(Context(leaves=leaves, start=start, ctx=ctx), means, done)
 
-        flags = self._stack.vmap_clients(is_over, means, epochs[:, step], count=count)
+        flags = self.stack.vmap_clients(is_over, means, epochs[:, step], count=count)
         ends = begins & flags.cpu().numpy()
         if not ends.any():
             return False
-        self._batches.steps[:count][ends] = step
+        self.batches.steps[:count][ends] = step
         self._sort()
         return True
 
@@ -139,24 +157,37 @@ class StackedPhase:
             epochs: [count, steps] the epochs of the steps so far.
         """
         count, step = epochs.shape
-        losses = self._losses[:count, :step]
+        losses = self.losses[:count, :step]
         # [count, epochs] each
-        sums, counts = losses.new_zeros(2, count, most_epochs(self._phase))
+        sums, counts = losses.new_zeros(2, count, most_epochs(self.phase))
         sums.scatter_add_(1, epochs, losses)
         counts.scatter_add_(1, epochs, torch.ones_like(losses))
         return torch.where(counts > 0, sums / counts.clamp_min(1), torch.nan)
 
     def _step(self, step: int, count: int) -> None:
         """Take one optimizer step of the first `count` clients."""
-        stack, phase = self._stack, self._phase
-        fill = self._batches.fill[:count, step]
+        fill = self.batches.fill[:count, step]
         size = int(fill.max())
         if not 0 <= step - self._begin < len(self._window[0]):
             self._begin, self._window = step, self._gather_batches(step, count)
         # x, y, mask and key, [count, S, ...] each
         batch = tuple(part[step - self._begin, :count, :size] for part in self._window)
-        number = self._batches.numbers[step]
         full = bool((fill == size).all())
+        self.losses[:count, step] = self.update(self.batches.numbers[step], full, batch, count)
+
+    def update(self, number: Tensor, full: bool, batch: Any, count: int) -> Tensor:
+        """Update the first `count` clients with one batch each.
+
+        Args:
+            number: The number of the step, 0-dim.
+            full: Whether no row of the batches is padding.
+            batch: x, y, mask and key, [count, S, ...] each.
+            count: The number of clients.
+
+        Returns:
+            The losses before the update, [count] float64.
+        """
+        stack, phase = self.stack, self.phase
         recorded: list[Tree] = []
         if phase.gradient is None:
             gradients, loss, buffers, recorded = self._gradients(number, full, batch, count)
@@ -170,23 +201,23 @@ class StackedPhase:
             gradients = {name: value.clone() for name, value in gradients.items()}
         trained = [stack.leaves.stacked[name][:count] for name in gradients]
         with torch.no_grad():
-            self._optimizer.step(trained, list(gradients.values()))
+            self.optimizer.step(trained, list(gradients.values()))
             for name, value in buffers.items():
                 stack.leaves.stacked[name][:count] = value
             if phase.project is not None:
                 self._project(count)
-            self._losses[:count, step] = loss.double()
-            for recording, tensors in zip(self._recordings, recorded, strict=True):
+            for recording, tensors in zip(self.recordings, recorded, strict=True):
                 recording.add(tensors)
+        return loss.double()
 
     def _gather_batches(self, step: int, count: int) -> tuple[Tensor, ...]:
         """Return x, y, mask and key [W, count, S, ...] of the W steps from this one on."""
-        env, batches = self._stack.environment, self._batches
+        env, batches = self.stack.environment, self.batches
         size = batches.rows.shape[2]
         steps = slice(step, step + max(1, PIECE // (count * size)))
         rows, keys = (part[:count, steps].transpose(0, 1) for part in (batches.rows, batches.keys))
         # [W, count, S] -> [W * count, S] -> x [W * count, S, ...]
-        x = self._stack.inputs(rows.reshape(-1, size), keys.reshape(-1, size))
+        x = self.stack.inputs(rows.reshape(-1, size), keys.reshape(-1, size))
         mask = torch.arange(size, device=env.device) < batches.ends[:count, steps].T[..., None]
         return x.reshape(*rows.shape, *x.shape[2:]), env.federation.y[rows], mask, keys
 
@@ -210,12 +241,12 @@ class StackedPhase:
             weight decay), losses, buffers after the step, and the tensors of each recorded
             Statistic.
         """
-        stacked = self._stack.leaves.stacked
+        stacked = self.stack.leaves.stacked
         all_rows = {name: stacked[name] for name in self._names}  # [K, ...] each
         trained = {n: value[:count].detach().requires_grad_() for n, value in all_rows.items()}
         stacked.update(trained)
         try:
-            loss, (buffers, recorded) = self._stack.vmap_clients(
+            loss, (buffers, recorded) = self.stack.vmap_clients(
                 partial(self._client_loss, number, full),
                 batch,
                 count=count,
@@ -241,7 +272,7 @@ class StackedPhase:
 
         BatchNorm normalizes with the rows `real` [S]; None for those of the batch's mask.
         """
-        stack, phase = self._stack, self._phase
+        stack, phase = self.stack, self.phase
         x, y, mask, key = batch
         real = mask if real is None else real
         buffers = {name: leaves[name].clone() for name in self._moving}
@@ -284,7 +315,7 @@ class StackedPhase:
             gradients: Tree = result
             return gradients
 
-        hook = self._phase.gradient
+        hook = self.phase.gradient
         assert hook is not None
         trained = {name: leaves[name] for name in self._names}
         context = Context(
@@ -300,7 +331,7 @@ class StackedPhase:
 
     def _project(self, count: int) -> None:
         """Replace the trained leaves by what `Phase.project` makes of them."""
-        stack, project = self._stack, self._phase.project
+        stack, project = self.stack, self.phase.project
 
         def one(leaves: Tree, start: Tree, ctx: Tree) -> Tree:
             assert project is not None
@@ -332,16 +363,30 @@ class StackedOptimizer:
     Args:
         config: The kind of optimizer, momentum and weight decay.
         lr: Learning rate, >= 0.
+        clients: Number of clients K of an optimizer in a CUDA graph, whose state never moves and
+            whose learning rate may be a tensor; None for one that makes its state as it goes.
     """
 
-    def __init__(self, config: OptimizerConfig, lr: float) -> None:
-        self._config, self._lr = config, lr
+    def __init__(
+        self, config: OptimizerConfig, lr: float | Tensor, clients: int | None = None
+    ) -> None:
+        self._config, self._lr, self._clients = config, lr, clients
         self._optimizer: torch.optim.Optimizer | None = None
+        # Of each leaf: tensors with a row for each client of the first step, and others.
+        self._states: list[dict[str, Any]] = []
 
     def reorder(self, index: Tensor) -> None:
         """Put the clients in another order; `index` [K] has the old position of each client."""
-        for state in self._optimizer.state.values() if self._optimizer else ():
+        for state in self._states:
             state.update({key: v[index[: len(v)]] for key, v in state.items() if _is_stacked(v)})
+
+    def reset(self, lr: float) -> None:
+        """Forget all steps, in place."""
+        if isinstance(self._lr, Tensor):
+            self._lr.fill_(lr)
+        for state in self._states:
+            for value in state.values():
+                value.zero_()
 
     def step(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Update the leaves [count, ...] of the first clients in place.
@@ -353,18 +398,37 @@ class StackedOptimizer:
         if not leaves:
             return
         if self._optimizer is None:
-            self._optimizer = make_optimizer(self._config, list(leaves), self._lr)
-        (group,), states = self._optimizer.param_groups, self._optimizer.state
-        for before, leaf, gradient in zip(group["params"], leaves, gradients, strict=True):
+            self._optimizer = self._made(leaves)
+        optimizer = self._optimizer
+        optimizer.param_groups[0]["params"] = list(leaves)
+        optimizer.state.clear()
+        for leaf, gradient, state in zip_longest(leaves, gradients, self._states):
+            if self._clients is not None and gradient.stride() != leaf.stride():
+                # The fused kernels read gradients in the order of memory, whatever their strides.
+                gradient = torch.empty_like(leaf).copy_(gradient)
             leaf.grad = gradient
-            # Clients that have finished are no longer a part of the leaves and of their state.
-            states[leaf] = {
-                key: v[: len(leaf)] if _is_stacked(v) else v
-                for key, v in states.pop(before, {}).items()
+            # Clients that have finished are not a part of the leaves and of their state.
+            optimizer.state[leaf] = {
+                key: v[: len(leaf)] if _is_stacked(v) else v for key, v in (state or {}).items()
             }
-        group["params"] = list(leaves)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        optimizer.step()
+        self._states = self._states or [optimizer.state[leaf] for leaf in leaves]
+        optimizer.zero_grad()
+
+    def _made(self, leaves: Sequence[Tensor]) -> torch.optim.Optimizer:
+        """Return the optimizer; in a CUDA graph its state is made before the first step."""
+        if self._clients is None:
+            return make_optimizer(self._config, list(leaves), self._lr)
+        zeros = [leaf.new_zeros(self._clients, *leaf.shape[1:]) for leaf in leaves]
+        optimizer = make_optimizer(self._config, zeros, self._lr, captured=True)
+        # It also takes steps that are not captured, which PyTorch would warn of.
+        vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True
+        for leaf in zeros:
+            leaf.grad = torch.zeros_like(leaf)
+        optimizer.step()
+        self._states = [optimizer.state[leaf] for leaf in zeros]
+        self.reset(float(self._lr))
+        return optimizer
 
 
 def _is_stacked(value: object) -> bool:

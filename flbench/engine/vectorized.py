@@ -1,5 +1,6 @@
 """Many clients at once on one device: blocks of clients, stacked, and trained by `torch.vmap`."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from time import perf_counter
 from typing import Final
@@ -17,8 +18,9 @@ from flbench.core.tree import nbytes
 from flbench.core.types import Failure, Message, Results
 from flbench.core.user_code_errors import placed
 from flbench.data.federation import Federation
-from flbench.engine import memory
+from flbench.engine import captured_step, memory
 from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings, gathered
+from flbench.engine.captured_step import CapturedSteps
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import StackedPhase
 from flbench.models import freezing
@@ -30,7 +32,8 @@ LEAF_COPIES = 6
 """Copies of a client's leaves: value, start, gradient, two moments of Adam, new value."""
 ACTIVATION_COPIES = 3
 """Copies of what a backward pass saves: saved tensors, their gradients, a second model's."""
-
+GRAPH_COPIES = 3
+"""Times all of that with CUDA graphs: of ordinary steps, static tensors, and the graphs' memory."""
 
 OTHER_GENERATORS: Final = (
     "`engine.name=vectorized` cannot train with code that draws random numbers from NumPy's or"
@@ -50,12 +53,19 @@ class VectorizedEngine(Engine):
         net: The seeded net. Its values are the leaves' initial values.
         federation: The samples of all clients; they are copied to the device.
         config: Device, precision and size of a block.
+        tell: Function that gets notes for the user; None for none.
 
     Raises:
         ConfigError: The device does not exist, or the engine cannot compute in that precision.
     """
 
-    def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        federation: Federation,
+        config: EngineConfig,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         if config.precision == "16-mixed":
             raise ConfigError(
                 "`engine.precision=16-mixed` needs a loss scaler for each client, which"
@@ -67,7 +77,9 @@ class VectorizedEngine(Engine):
                 " LightningModule is Python code for one client. Use sequential, ray or auto."
             )
         self._block = config.block
-        self._environment = StackEnvironment(deepcopy(net), federation, config)
+        env = self._environment = StackEnvironment(deepcopy(net), federation, config)
+        is_captured = env.device.type in captured_step.DEVICES
+        self._captured = CapturedSteps(env.device, tell) if is_captured else None
 
     def run(
         self,
@@ -89,6 +101,7 @@ class VectorizedEngine(Engine):
                 program,
                 Stack(self._environment, block, settings, rows(block), dispatch(block)),
                 observe,
+                self._captured,
             )
             for block in blocks
         )
@@ -110,16 +123,23 @@ class VectorizedEngine(Engine):
             never = env.buffers | known.parameters
             per_sample = memory.saved_bytes_per_sample(env.net, env.start, never, x)
             client = LEAF_COPIES * nbytes(own) + ACTIVATION_COPIES * batch_size * per_sample
+            if self._captured is not None:
+                client *= GRAPH_COPIES
             fitting = int(MEMORY_SHARE * memory.free(env.device) / client)
             self._block = max(1, min(fitting, env.federation.with_new_clients().clients))
         return self._block
 
 
-def _run(program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
+def _run(
+    program: LocalProgram,
+    stack: Stack,
+    observe: tuple[Step, ...],
+    captured: CapturedSteps | None,
+) -> Results:
     """Run a local program for one block of clients; see `Engine.run`."""
     for step in program.steps:
         with naming(step, program, stack.leaves.names, stack.ctx.names):
-            _execute(stack, step)
+            _execute(stack, step, captured)
     check_ends(program, frozenset(stack.leaves.names))
     names = [name for name in stack.leaves.names if name in program.keeps | program.sends]
     stack.leaves.stack([*names, *(mask for _, mask in program.masks)], len(stack))
@@ -164,7 +184,7 @@ def _run(program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Resu
     )
 
 
-def _execute(stack: Stack, step: Step) -> None:
+def _execute(stack: Stack, step: Step, captured: CapturedSteps | None = None) -> None:
     """Run one step of the local program; what it draws depends on the round and the block.
 
     Raises:
@@ -176,7 +196,7 @@ def _execute(stack: Stack, step: Step) -> None:
         before = positions()
         match step:
             case Phase():
-                StackedPhase(stack, step).train()
+                StackedPhase(stack, step).train(captured.take_steps if captured else None)
             case Statistic():
                 stack.run_statistic(step)
             case Transform():

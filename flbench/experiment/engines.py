@@ -91,7 +91,7 @@ def build_engine(
     if config.name == "vectorized":
         from flbench.engine.vectorized import VectorizedEngine  # it loads PyTorch's compiler
 
-        return VectorizedEngine(net, federation, config)
+        return VectorizedEngine(net, federation, config, tell)
     from flbench.engine.sequential import SequentialEngine
 
     return SequentialEngine(net, federation, config)

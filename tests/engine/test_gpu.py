@@ -4,6 +4,7 @@ In float64 a GPU must give the results of the CPU up to rounding, for every meth
 of net; and in every precision it must give the same bits each time.
 """
 
+from dataclasses import dataclass, replace
 from itertools import product
 
 import lightning
@@ -14,11 +15,17 @@ import torch
 from torch import nn
 
 import flbench as fl
+from flbench.client.program import LocalProgram
 from flbench.config.sources import Layer
+from flbench.core.parts import offered
 from flbench.core.registry import ALGORITHMS
+from flbench.engine import captured_step
+from flbench.engine.vectorized import VectorizedEngine
 from flbench.experiment import lifecycle, rounds
+from flbench.losses import CrossEntropy
 from flbench.testing import build, run, summary_of
 from flbench.testing.setting import after, with_method
+from tests.engine.test_vectorized import go, phase
 from tests.support import interrupted_run
 
 pytestmark = pytest.mark.gpu
@@ -128,6 +135,49 @@ def test_two_runs_have_one_digest_and_a_resumed_run_has_it_too(engine, precision
     lifecycle.resume(cut, Layer({}))
 
     assert digests == [summary_of(cut)["weights_digest"]] * 2
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A term that copies a number to the GPU, which no graph can contain."""
+
+    weight: float = 1.0
+
+    def __call__(self, context):
+        return (
+            0.1 * torch.tensor(1.0).to(context.batch.x.device) * context.out.logits.square().mean()
+        )
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_a_step_that_cannot_be_captured_is_computed_with_a_note(random, monkeypatch):
+    """Also of a net with random layers: the generator is as it was before the capture."""
+    monkeypatch.setattr(captured_step, "DEVICES", ("cuda",))
+    model = Noisy() if random else "mlp"
+    with offered({"model": model} if random else {}):
+        name = "object" if random else "mlp"
+        built = build(GPU, "engine.name=vectorized", f"model.name={name}")
+    notes = []
+    engine = VectorizedEngine(built.net, built.federation, built.config.engine, notes.append)
+    program = LocalProgram((phase(terms=(CrossEntropy(), Constant()), epochs=5),))
+    for _ in range(2):
+        results = go(replace(built, engine=engine), program)
+        assert results.failures == ()
+    assert len(notes) == 1
+    assert "test_gpu.py" in notes[0]
+
+
+@pytest.mark.parametrize("method", ["hfcd", "ditto", "scaffold", "fedrep"])
+@pytest.mark.parametrize("net", ["mlp", "lenet5"])
+def test_graphs_give_the_weights_of_ordinary_steps(method, net, monkeypatch):
+    states = []
+    for devices in ((), ("cuda",)):
+        monkeypatch.setattr(captured_step, "DEVICES", devices)
+        keys = (f"model.name={net}", "train.local_epochs=3", "train.batch_size=8")
+        settings = with_method(method, "engine.name=vectorized", EXACT, GPU, *keys)
+        states.append(after(build(*settings)))
+
+    assert_equal_up_to_rounding(states)
 
 
 def samples_of(net):

@@ -1,0 +1,166 @@
+"""Steps as functions of static tensors, which a GPU captures, against the ordinary ones.
+
+On a CPU a graph is a call of its function, so that all but the capture itself is tried.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from flbench.client.program import LocalProgram
+from flbench.config.resolve import resolve
+from flbench.config.schema import TrainConfig
+from flbench.config.sources import from_overrides, from_values
+from flbench.core.parts import offered
+from flbench.engine import captured_step, memory
+from flbench.engine.vectorized import VectorizedEngine
+from flbench.experiment import assembly
+from flbench.testing import after
+from tests.engine.test_vectorized import (
+    CLIENTS,
+    PROGRAMS,
+    StopWhenLow,
+    assert_close,
+    go,
+    phase,
+)
+from tests.support import SMALL, build
+
+EXACT = 1e-12
+STATIC = ("cpu",)
+KEYS = ("engine.name=vectorized", "engine.precision=64-true", "engine.workers=1")
+COHORTS = (CLIENTS, (2, 3, 1, 0), (4, 0, 2, 3))
+
+
+def pair(monkeypatch, *keys):
+    """The same experiment with ordinary and with static steps."""
+    found = []
+    for devices in ((), STATIC):
+        monkeypatch.setattr(captured_step, "DEVICES", devices)
+        found.append(build(*KEYS, *keys))
+    return found
+
+
+def assert_states_are_close(one, other, tiny=EXACT):
+    for a, b in ((one.server, other.server), (one.clients, other.clients)):
+        assert_close(a, b, tiny)
+        assert all(value.isfinite().all() for value in a.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 7, 32])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_static_steps_are_the_ordinary_ones_over_rounds_of_changing_clients(
+    name, size, monkeypatch
+):
+    few = ("model.name=mlp", "partition.alpha=0.2", "partition.samples=600")
+    engines = pair(monkeypatch, *few)
+    names = engines[0].algorithm.setting.net.names("all")
+    keeps = names | ({"made"} if name == "record" else set())
+    for ids in COHORTS:
+        one, many = (
+            go(
+                each,
+                LocalProgram(tuple(PROGRAMS[name]), keeps),
+                ids,
+                train=TrainConfig(batch_size=size),
+            )
+            for each in engines
+        )
+        assert one.steps.tolist() == many.steps.tolist()
+        assert torch.allclose(one.losses, many.losses, rtol=1e-6)
+        assert_close(one.kept, many.kept, EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("algorithm=hfcd", "model.name=lenet5"),
+        ("algorithm=ditto", "train.batch_size=7"),
+        ("algorithm=scaffold", "train.schedule.name=cosine"),
+        ("algorithm=fedrep", "train.local_epochs=2"),
+        ("algorithm=fedavg", "model.name=lenet5", "data.augment=[crop, flip]"),
+        ("algorithm=fedavg", "engine.block=2"),
+    ],
+    ids=lambda keys: " ".join(keys),
+)
+def test_methods_have_the_same_weights(keys, monkeypatch):
+    one, many = (after(each) for each in pair(monkeypatch, *keys))
+
+    assert_states_are_close(one, many)
+
+
+def test_a_learning_rate_that_changes_is_read_by_the_same_graphs(monkeypatch):
+    """In float32 it is a tensor."""
+    keys = ("algorithm=fedavg", "train.schedule.name=cosine", "engine.precision=32-true")
+    made = []
+    init = captured_step.StaticPhase.__init__
+    monkeypatch.setattr(
+        captured_step.StaticPhase, "__init__", lambda *given: (made.append(1), init(*given))[1]
+    )
+    one, many = (after(each) for each in pair(monkeypatch, *keys))
+
+    assert_states_are_close(one, many, 1e-6)
+    assert len(made) == 1
+
+
+def test_a_phase_has_at_most_four_graphs(monkeypatch):
+    kinds = set()
+    step = captured_step.StaticPhase._step
+    monkeypatch.setattr(
+        captured_step.StaticPhase, "_step", lambda self, *kind: (kinds.add(kind), step(self, *kind))
+    )
+    _, many = pair(monkeypatch, "partition.alpha=0.2", "partition.samples=600")
+    for ids in COHORTS:
+        go(many, LocalProgram((phase(epochs=5),)), ids, train=TrainConfig(batch_size=4))
+
+    assert 2 <= len(kinds) <= 4
+
+
+class Dropping(nn.Module):
+    """A net that draws random numbers in each step."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.3))
+        self.fc = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+
+def test_dropout_draws_the_same_numbers_where_all_clients_take_full_batches(monkeypatch):
+    keys = [*SMALL, *KEYS, "algorithm=fedavg", "partition.scheme=iid", "train.batch_size=8"]
+    keys += ["train.last_batch=drop"]
+    found = []
+    for devices in ((), STATIC):
+        monkeypatch.setattr(captured_step, "DEVICES", devices)
+        with offered({"model": Dropping()}):
+            layers = [from_overrides(keys), from_values({"model": {"name": "object"}}, "test")]
+            found.append(after(assembly.build(resolve(layers)[0])))
+
+    assert_states_are_close(*found)
+
+
+def test_a_phase_that_the_host_ends_takes_ordinary_steps_with_one_note(monkeypatch):
+    monkeypatch.setattr(captured_step, "DEVICES", STATIC)
+    monkeypatch.setattr(captured_step, "StaticPhase", None)
+    built, notes = build(*KEYS), []
+    engine = VectorizedEngine(built.net, built.federation, built.config.engine, notes.append)
+    program = LocalProgram((phase(epochs=5, until=StopWhenLow(0.6)),))
+    for _ in range(2):
+        assert go(replace(built, engine=engine), program).failures == ()
+
+    assert len(notes) == 1
+    assert "until" in notes[0]
+
+
+def test_the_memory_of_graphs_makes_blocks_smaller(monkeypatch):
+    monkeypatch.setattr(memory, "free", lambda device: 2**24)
+    one, many = pair(monkeypatch, "algorithm=fedavg", "train.batch_size=16")
+
+    assert 1 <= many.config.engine.block < one.config.engine.block <= 5
