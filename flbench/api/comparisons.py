@@ -14,18 +14,11 @@ from flbench.comparison.folder import read_cells, read_design
 from flbench.jobs.folder import read_failures
 from flbench.results.reading import is_finished
 
-CELLS: Final = {
-    "method": "str",
-    "data": "str",
-    "setting": "str",
-    "repetition": "int64",
-    "seed": "int64",
-    "partition_seed": "int64",
-    "state": "str",
-    "reason": "str",
-    "path": "str",
-}
-"""Columns of `PlannedComparison.cells` with their types."""
+CELLS: Final = (
+    *("method", "data", "setting", "repetition", "seed", "partition_seed"),
+    *("state", "reason", "path"),
+)
+"""Columns of `PlannedComparison.cells`."""
 
 
 class PlannedComparison(Comparison):
@@ -96,7 +89,7 @@ class PlannedComparison(Comparison):
                     "path": str(path),
                 }
             )
-        return pd.DataFrame(rows, columns=list(CELLS)).astype(CELLS)
+        return pd.DataFrame(rows, columns=list(CELLS))
 
     def __repr__(self) -> str:
         counts: dict[str, Any] = dict(self.cells["state"].value_counts())

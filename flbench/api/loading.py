@@ -118,10 +118,7 @@ def _table(found: Sequence[reading.StoredRun]) -> pd.DataFrame:
         {key for row in rows for key in row if key.startswith(("validation.", "test."))}
     )
     frame = pd.DataFrame(rows, columns=[*FIRST, *settings, *STATE, *metrics, *LAST])
-    kinds = dict.fromkeys(("method", "dataset", "model", "path"), "str")
-    kinds |= dict.fromkeys(("seed", "rounds", "best_round", *TRAFFIC), "int64")
-    kinds |= {"finished": "bool"} | dict.fromkeys(("seconds", *metrics), "float64")
-    return frame.astype(kinds)
+    return frame.astype(dict.fromkeys(("seconds", *metrics), "float64"))
 
 
 def _value(value: Any) -> Any:
