@@ -46,7 +46,8 @@ class PlannedComparison(Comparison):
         """The cells that are finished."""
         # Cells can differ in the version of the code, if the comparison was resumed with another
         # one. The report then has a warning everywhere.
-        return arranged([self.path], force=True)[0]
+        found, self._unpacked = arranged([self.path], force=True)
+        return found
 
     @property
     def methods(self) -> tuple[str, ...]:
