@@ -18,9 +18,7 @@ from flbench.cli.app import main
 from flbench.config import trust
 from flbench.core import parts
 from flbench.core.errors import ConfigError
-from flbench.core.text import is_printable
 from flbench.testing import run
-from tests.support import benchmark_script
 from tests.tuning import studies
 
 EVIL = """\
@@ -134,36 +132,6 @@ def test_all_commands_that_build_ask(evil, finished, tmp_path, capsys):
             function(config=config)
     with pytest.raises(ConfigError, match="trust=True"):
         fl.load(path).model(0)
-
-
-@pytest.fixture(scope="module")
-def board_check():
-    """The script that trains submissions of the board again."""
-    with benchmark_script("board_check") as module:
-        yield module
-
-
-@pytest.mark.slow
-def test_submissions_with_code_are_left_out_by_name_and_others_trained_again(
-    evil, board_check, finished, tmp_path, capsys, monkeypatch
-):
-    board, kinds = tmp_path / "board", naming(f"{evil}:Net")
-    for name, sections in ({"intact": {}} | kinds).items():
-        packed = board / f"{name}.tar.xz"
-        fl.pack(strangers(finished, tmp_path / name, sections), packed)
-    (board / "damaged\x1b[31m.tar.xz").write_bytes(b"no archive")
-    argv = ["board_check.py", str(tmp_path), str(board), "--runs", "20"]
-    monkeypatch.setattr(sys, "argv", argv)
-
-    code, said = board_check.main(), capsys.readouterr().out
-
-    assert code == 1
-    assert "intact.tar.xz" in said
-    for kind in kinds:
-        assert f"{kind}.tar.xz" in said
-    assert said.count("--run-code") >= len(kinds)
-    assert said.count("NOT TRAINED") == len(kinds) + 1
-    assert is_printable(said)
 
 
 @pytest.mark.parametrize("linked", ["cells", "trials/fedproto/000"])
