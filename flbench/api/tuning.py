@@ -20,6 +20,7 @@ from flbench.config.sources import Layer, from_values, merge
 from flbench.config.trust import run_code
 from flbench.core.errors import ConfigError
 from flbench.core.system_errors import as_flbench_errors
+from flbench.jobs.resources import CELL, cluster
 from flbench.jobs.samples import LoadedSamples
 from flbench.results import study_folder
 from flbench.tracking import mirror
@@ -27,7 +28,6 @@ from flbench.tracking.store import NamedBy
 from flbench.tuning.report import search_failure
 from flbench.tuning.request import require_ray_tune
 from flbench.workers import fork_server
-from flbench.workers.ray_resources import CELL
 
 if TYPE_CHECKING:
     from flbench.jobs.estimate import Plan
@@ -132,7 +132,6 @@ def start(
     fork_server.prepare()  # the driver of Ray begins there
     require_ray_tune()
     from flbench.tuning import cost, prepare
-    from flbench.workers.ray_resources import cluster
 
     with campaigns.stopped_by_signals(caller.objects):
         with caller.during(campaigns.CHECK), preserved():
@@ -187,7 +186,6 @@ def carry_on(path: Path, changed: dict[str, Any], caller: Caller) -> campaigns.E
     require_ray_tune()
     from flbench.tuning import prepare
     from flbench.tuning.study import StudyFolder
-    from flbench.workers.ray_resources import cluster
     from flbench.workers.shipping import pack
 
     with (

@@ -19,10 +19,10 @@ from flbench.experiment import assembly
 from flbench.experiment.engines import on_this_machine, with_device
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
+from flbench.jobs.resources import CELL, Resources, gpu_share
 from flbench.jobs.samples import LoadedSamples
 from flbench.results.differences import SOURCE
 from flbench.workers.nesting import is_elsewhere
-from flbench.workers.ray_resources import CELL, Resources, gpu_share
 
 RETRIES: Final = 2  # new attempts of a cell whose process dies
 SEEDS: Final = ("seed", "partition.seed", "partition.sha256")  # what differs between repetitions

@@ -39,7 +39,7 @@ def with_device(
             f"{cause} needs the package `ray`, which is not installed: pip install 'flbench[tune]'"
         )
     if elsewhere:
-        from flbench.workers.ray_resources import device_there  # importing Ray takes a second
+        from flbench.workers.ray_driver import device_there  # importing Ray takes a second
 
         return asked.altered(device=device_there(asked.device, address, key))
     return asked.altered(device=str(find_device(asked.device)))

@@ -10,8 +10,8 @@ from flbench.jobs.folder import JobFolder, why_nothing_was_trained
 from flbench.jobs.job import Job, Outcome, Task
 from flbench.jobs.launchers import launcher
 from flbench.jobs.progress import JobProgress
+from flbench.jobs.resources import Resources
 from flbench.jobs.samples import LoadedSamples
-from flbench.workers.ray_resources import Resources
 
 
 def carry_out(

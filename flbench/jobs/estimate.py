@@ -12,9 +12,9 @@ from flbench.experiment import assembly, estimate, own_methods
 from flbench.experiment.engines import on_this_machine
 from flbench.experiment.estimate import PROCESSES, REPORT, WORKERS
 from flbench.jobs.job import Job
+from flbench.jobs.resources import Resources
 from flbench.reports.shown import size
 from flbench.reports.terminal import duration
-from flbench.workers.ray_resources import Resources
 
 
 class Plan(NamedTuple):

@@ -23,6 +23,7 @@ from flbench.experiment.engines import on_this_machine, with_device
 from flbench.jobs import estimate
 from flbench.jobs.estimate import Estimate
 from flbench.jobs.job import Job
+from flbench.jobs.resources import Resources
 from flbench.metrics import names as metric_names
 from flbench.metrics.classes import rare_classes
 from flbench.tuning import library
@@ -40,7 +41,6 @@ from flbench.tuning.request import (
 from flbench.tuning.search_space import Space, parse
 from flbench.tuning.study import StudyFolder, now
 from flbench.workers.nesting import is_elsewhere
-from flbench.workers.ray_resources import Resources
 from flbench.workers.shipping import NOTHING, Parcel
 
 CURE = "Restore the old files, or start a new study."

@@ -9,8 +9,8 @@ from typing import Any, Final
 import ray
 from ray import tune
 
+from flbench.jobs.resources import Resources
 from flbench.workers.actor_pool import why_lost
-from flbench.workers.ray_resources import Resources
 
 # Environment variables of Ray Tune. The study folder holds all that a resumed study needs, so that
 # Ray Tune's own loggers and checkpoints of the search are not needed.

@@ -13,8 +13,8 @@ from flbench.core.control_groups import available_cores
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.own_names import SUFFIXES, check_whole
 from flbench.jobs.repetitions import Vary
+from flbench.jobs.resources import Resources
 from flbench.metrics import names as metric_names
-from flbench.workers.ray_resources import Resources
 
 Search = Literal["random", "grid", "optuna"]
 Scheduler = Literal["asha", "none"]

@@ -27,6 +27,7 @@ from flbench.core.errors import RunError, UserError
 from flbench.core.wording import listed
 from flbench.jobs.job import Job, Outcome
 from flbench.jobs.progress import JobProgress
+from flbench.jobs.resources import Resources
 from flbench.results import study_folder
 from flbench.results.study_folder import DIGITS, Trial, best_trial
 from flbench.tuning.prepare import PreparedStudy
@@ -48,7 +49,6 @@ from flbench.workers.pool import LostError
 from flbench.workers.portable import portable
 from flbench.workers.process_pool import SharedArray
 from flbench.workers.ray_driver import RayDriver
-from flbench.workers.ray_resources import Resources
 
 NAMED: Final = 3  # trials that a sentence names
 ALIKE: Final = 4  # trials with equal scores at the first rung, of which the user is told

@@ -210,6 +210,27 @@ class RayPool:
         self._call("close")
 
 
+def device_there(device: str, address: str | None, key: str = "`engine.address`") -> str:
+    """Return the device of trainings on the nodes of a cluster, which this process need not have.
+
+    Ray assigns GPUs to worker processes. Each sees its own as the first, and checks that it exists.
+
+    Args:
+        device: `engine.device`; `auto` is a GPU if a node has one.
+        address: Address of the cluster; it is not used if this process is connected to one.
+        key: The key or option of the address, as error messages write it.
+
+    Raises:
+        ConfigError: No cluster answers at the address.
+    """
+    from flbench.workers.actor_pool import there
+
+    if device != "auto":
+        return device.partition(":")[0]
+    with RayDriver(address, key=key) as driver:
+        return "cuda" if driver.call(there, ["GPU"])["GPU"] else "cpu"
+
+
 def _with_modules(thing: Any) -> Any:
     """Return an object that finds its modules where it arrives; an array needs none."""
     is_array = isinstance(thing, SharedArray | np.ndarray)

@@ -7,8 +7,8 @@ from flbench.config.sources import Layer
 from flbench.experiment.engines import with_device
 from flbench.jobs import campaign
 from flbench.jobs.job import Job
+from flbench.jobs.resources import CELL, Resources
 from flbench.jobs.samples import LoadedSamples
-from flbench.workers.ray_resources import CELL, Resources
 from tests.support import SMALL, config_of
 
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from flbench.jobs import progress as progresses
 from flbench.jobs.job import Job, Outcome
 from flbench.jobs.progress import JobProgress
+from flbench.jobs.resources import CELL
 from flbench.reports import terminal
-from flbench.workers.ray_resources import CELL
 from tests.support import config_of
 
 

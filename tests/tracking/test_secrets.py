@@ -315,7 +315,7 @@ def test_resumed_study_sends_nothing_to_the_address_of_its_folder(
 ):
     """Up to its first trial, and after the last one."""
     driver = SimpleNamespace(close=lambda: None)
-    monkeypatch.setattr("flbench.workers.ray_resources.cluster", lambda *_: nullcontext(driver))
+    monkeypatch.setattr("flbench.api.tuning.cluster", lambda *_: nullcontext(driver))
     trained = []
     carry_out = "flbench.tuning.search.carry_out"
     monkeypatch.setattr(carry_out, lambda *given, **_: trained.append(given))

@@ -9,11 +9,11 @@ import pytest
 from flbench.cli import app
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import UserError
+from flbench.jobs.resources import Resources
 from flbench.tuning import search
 from flbench.tuning.request import FACTOR, grace_of
 from flbench.tuning.search import Events, Halving, Search, StudyStopped, TrialProgress
 from flbench.tuning.study import StudyFolder, TrialFolder
-from flbench.workers.ray_resources import Resources
 
 GIVEN = {"seed": 0, "rounds": 4}
 

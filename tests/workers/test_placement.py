@@ -13,10 +13,10 @@ from flbench.config.schema import EngineConfig
 from flbench.core.errors import RunError
 from flbench.jobs import executor
 from flbench.jobs.job import Job, Outcome, Task
+from flbench.jobs.resources import CELL, Resources
 from flbench.jobs.samples import LoadedSamples
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest
-from flbench.workers.ray_resources import CELL, Resources
 from tests.support import SMALL, build, config_of
 from tests.tuning.test_prepare import layers_of
 

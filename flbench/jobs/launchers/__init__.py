@@ -15,9 +15,9 @@ from flbench.jobs.launchers.local_processes import local_processes
 from flbench.jobs.launchers.pooled import Pooled
 from flbench.jobs.launchers.shipped import Store
 from flbench.jobs.launchers.this_process import ThisProcess
+from flbench.jobs.resources import Resources
 from flbench.jobs.samples import LoadedSamples
 from flbench.workers.pool import Pool
-from flbench.workers.ray_resources import Resources
 from flbench.workers.shipping import pack
 
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.pooled import Pooled
 from flbench.jobs.launchers.shipped import StoredSamples
+from flbench.jobs.resources import Resources
 from flbench.workers import fork_server
 from flbench.workers.process_pool import ProcessPool, SharedArray
-from flbench.workers.ray_resources import Resources
 from flbench.workers.shipping import Parcel
 
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from flbench.jobs.launchers.job_worker import JobWorker
 from flbench.jobs.launchers.pooled import Pooled
 from flbench.jobs.launchers.shipped import StoredSamples
+from flbench.jobs.resources import Resources, cluster
 from flbench.workers import actor_pool
 from flbench.workers.process_pool import SharedArray
 from flbench.workers.ray_driver import RayPool
-from flbench.workers.ray_resources import Resources, cluster
 from flbench.workers.shipping import Parcel
 
 

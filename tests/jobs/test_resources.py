@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis.strategies import integers
 
-from flbench.workers.ray_resources import gpu_share
+from flbench.jobs.resources import gpu_share
 
 
 @settings(max_examples=30)
