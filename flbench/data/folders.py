@@ -64,6 +64,10 @@ class Folder:
         """Return what error messages call a file."""
         return str(self.path) if self._is_file else f"{self.path}: {name}"
 
+    def ending(self, suffixes: str | tuple[str, ...]) -> list[str]:
+        """Return the files whose names end so, in capitals or not."""
+        return [name for name in self.names if name.lower().endswith(suffixes)]
+
     def text(self, name: str) -> str:
         """Return the text of a file in UTF-8; lines end in a newline, whatever the file has."""
         try:

@@ -39,11 +39,6 @@ PARTS: Final = {"train": "train", "training": "train", "test": "test", "testing"
 PART_FOLDERS: Final = {*PARTS, "val", "valid", "validation"}
 
 
-def is_image(name: str) -> bool:
-    """Return whether the name of a file has the suffix of an image."""
-    return name.lower().endswith(SUFFIXES)
-
-
 def read(folder: Folder, config: DataConfig) -> Dataset:
     """Read all images of a folder, from the cache if they were decoded before.
 
@@ -143,7 +138,7 @@ def _parts(folder: Folder) -> list[tuple[str, str, str]]:
     """Return (part, class, name) of every image in a class folder of a train or test part."""
     above: dict[str, PurePosixPath] = {}
     found = []
-    for image in map(PurePosixPath, filter(is_image, folder.names)):
+    for image in map(PurePosixPath, folder.ending(SUFFIXES)):
         if len(image.parts) < 3 or (part := PARTS.get(image.parts[-3].lower())) is None:
             continue
         if above.setdefault(part, image.parents[1]) != image.parents[1]:
@@ -162,7 +157,7 @@ def _class_folders(folder: Folder, *, by_client: bool) -> list[tuple[str, str, s
     Raises:
         DataError: There is no image, or an image lies elsewhere.
     """
-    found = [PurePosixPath(name) for name in folder.names if is_image(name)]
+    found = [*map(PurePosixPath, folder.ending(SUFFIXES))]
     layouts = "train/CLASS/* and test/CLASS/*, CLASS/*, or CLIENT/CLASS/* with data.client=folder"
     depth = 3 if by_client else 2
     top = found[0].parts[:-depth] if found else ()

@@ -30,9 +30,8 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     """
     found: dict[str, list[tuple[Any, Any]]] = {}
     where = str(folder.path)
-    files = [entry for entry in folder.names if entry.lower().endswith(".json")]
     # The train part of a user comes before its test part.
-    files.sort(key=lambda entry: ("test" in PurePosixPath(entry).parts[:-1], entry))
+    files = sorted(folder.ending(".json"), key=lambda e: "test" in PurePosixPath(e).parts[:-1])
     try:
         for entry in files:
             where, tree = folder.place(entry), json.loads(folder.text(entry))

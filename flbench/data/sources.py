@@ -112,8 +112,7 @@ def _format(folder: "Folder") -> str:
     """Return the format of the files in a folder or .zip file."""
     from flbench.data import har_files, images, tables
 
-    pictures = [name for name in folder.names if images.is_image(name)]
-    of_tables = [name for name in folder.names if tables.is_table(name)]
+    pictures, of_tables = folder.ending(images.SUFFIXES), folder.ending(tables.SUFFIXES)
     if of_tables and not images.has_parts(folder):
         if len({name.rpartition("/")[0] for name in pictures}) > 1 or len(pictures) > len(
             of_tables
@@ -128,7 +127,7 @@ def _format(folder: "Folder") -> str:
         if any(map(har_files.SIGNAL.fullmatch, folder.names)):
             return HAR
         for kind, suffix in ((LEAF, ".json"), (TEXTS, ".txt")):
-            if any(name.lower().endswith(suffix) for name in folder.names):
+            if folder.ending(suffix):
                 return kind
     return IMAGES
 

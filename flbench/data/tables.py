@@ -66,11 +66,6 @@ IDENTIFIER: Final = re.compile(
 """Names of columns that identify a row, or what several rows come from."""
 
 
-def is_table(name: str) -> bool:
-    """Return whether the name of a file has the suffix of a table."""
-    return name.lower().endswith(SUFFIXES)
-
-
 def read(folder: Folder, config: DataConfig) -> Dataset:
     """Read the tables of all clients, in the order of their file names; one file has no clients.
 
@@ -79,7 +74,7 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
     Raises:
         DataError: A table cannot be used; the message names file, row and column.
     """
-    entries = [entry for entry in folder.names if is_table(entry)]
+    entries = folder.ending(SUFFIXES)
     frames = {folder.place(entry): _frame(folder, entry) for entry in entries}
     for place, frame in frames.items():
         filled = np.flatnonzero(frame.notna().any(axis="columns"))

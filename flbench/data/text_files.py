@@ -32,7 +32,7 @@ def read(folder: Folder, config: DataConfig) -> Dataset:
             text is long enough.
     """
     keys = config.text
-    files = [entry for entry in folder.names if is_text_file(entry)]
+    files = folder.ending(".txt")
     texts = [folder.text(entry) for entry in files]
     least = max(keys.window + 1, keys.shortest or 0)
     kept = [k for k, text in enumerate(texts) if len(text) >= least]
@@ -85,11 +85,6 @@ def of_windows(name: str, windows: NDArray[Any], characters: str, **about: Any) 
         span=windows.shape[1],
         **about,
     )
-
-
-def is_text_file(entry: str) -> bool:
-    """Return whether the name of a file has the suffix of a text."""
-    return entry.lower().endswith(".txt")
 
 
 def numbers_of(text: str, characters: Sequence[str], where: str) -> NDArray[Any]:

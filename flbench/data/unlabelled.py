@@ -76,10 +76,10 @@ def read(
     if path.suffix.lower() == ".npz":
         return _arrays(path, layout)
     folder = Folder(path)
-    if layout.characters and text_files.is_text_file(path.name) and path.is_file():
+    if layout.characters and path.is_file() and folder.ending(".txt") == [path.name]:
         return [_windows(folder, layout)]
     suffixes = SUFFIXES.get(layout.kind, ())
-    entries = [entry for entry in folder.names if entry.lower().endswith(suffixes)]
+    entries = folder.ending(suffixes)
     if not entries:
         taken = (*suffixes, ".npz", *([".txt"] if layout.characters else []))
         raise DataError(f"{path} has no file that the model takes: {', '.join(taken)}. Give one.")
