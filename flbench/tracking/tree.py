@@ -257,14 +257,15 @@ class _Campaign:
         self._study: Header | None = None
         self._about, self._failures = read_json(folder / MARKER), read_failures(folder)
         self._cells = read_cells(folder) if self._about else []
-        untuned = self._about.get("untuned") or ()
+        untuned = self._about.get("untuned")
         if self._about.get("tuned") and untuned:  # the names are those of the report
-            self._cells = [
-                one
-                if one.own or one.method.partition(" ")[0] in untuned
-                else replace(one, method=f"{one.method} tuned")
-                for one in self._cells
-            ]
+            with as_data_error(folder / MARKER):
+                self._cells = [
+                    one
+                    if one.own or one.method.partition(" ")[0] in untuned
+                    else replace(one, method=f"{one.method} tuned")
+                    for one in self._cells
+                ]
         marker, self._metric = folder / MARKER, ""
         if study_folder.is_study(folder):
             self._study, marker = study_folder.read_header(folder), folder / "study.json"

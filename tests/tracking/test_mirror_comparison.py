@@ -12,6 +12,7 @@ import pytest
 import flbench as fl
 from flbench.analysis import report
 from flbench.cli import app
+from flbench.core.errors import DataError
 from flbench.tracking import follow, tree
 from flbench.tracking import store as stores
 from tests.installed import needs
@@ -164,6 +165,9 @@ def test_tuned_methods_beside_others_have_the_names_of_the_report(store, copied)
 
     names = {one.data.tags["method"] for key, one in runs_of(store, copied).items() if key}
     assert names == set(fl.report(copied).leaderboard["method"]) == {"local", "fedavg tuned"}
+    file.write_text(json.dumps({**about, "tuned": "study", "untuned": 5}))
+    with pytest.raises(DataError, match=r"comparison\.json"):
+        follow.sync(copied, store.address.uri)
 
 
 def test_nothing_is_sent_twice_neither_as_a_whole_nor_by_cells(store, whole, trained, capsys):
