@@ -13,7 +13,6 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from flbench.callbacks import Callback, RunView
-from flbench.callbacks.base import Logger
 from flbench.core.errors import shortened
 from flbench.core.wording import how_to_resume
 from flbench.reports.shown import run_score
@@ -31,15 +30,13 @@ class Caller:
         shown: Whether to show progress and notes.
         how_to_resume: Function from a folder to what the user calls to resume it; None for the
             command.
-        callbacks: Callbacks of a run.
-        loggers: Loggers of Lightning of a run.
+        callbacks: Callbacks of a run, and those of its loggers.
         objects: Objects of the user without an import path, by the name of their section.
     """
 
     shown: bool = True
     how_to_resume: Callable[[Path], str] | None = None
     callbacks: Sequence[Callback] = ()
-    loggers: Sequence[Logger] = ()
     objects: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -59,9 +56,13 @@ class Caller:
         from flbench.calls import parts  # it imports PyTorch
 
         names = parts.again(objects if again is None else again)
-        callbacks, loggers = (listed(values.get(name, ())) for name in ("callbacks", "logger"))
+        callbacks = list(listed(values.get("callbacks", ())))
+        if loggers := listed(values.get("logger", ())):
+            from flbench.callbacks.logger import LoggerCallback
+
+            callbacks += map(LoggerCallback, loggers)
         resume = partial(how_to_resume, again=names)
-        return cls(values["progress"], resume, callbacks, loggers, objects)
+        return cls(values["progress"], resume, callbacks, objects)
 
     def tell(self, sentences: Sequence[str]) -> None:
         """Print sentences on standard error, as `note: ...`; nothing if notes are not shown."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flbench.api.progress import Bar, Caller, Lines, Progress
 from flbench.api.runs import Run
 from flbench.callbacks import Callback, RunView
-from flbench.callbacks.base import Logger
 from flbench.calls import arguments, parts
 from flbench.calls.process import preserved
 from flbench.config.resolve import resolve
@@ -126,7 +125,7 @@ def start(config: Config, origins: dict[str, str], caller: Caller) -> RunEnding:
 
 
 def train(
-    trained: Callable[[Sequence[Callback], Sequence[Logger], lifecycle.HowToResume], Path],
+    trained: Callable[[Sequence[Callback], lifecycle.HowToResume], Path],
     title: str,
     mirrors: "Mirror | None",
     caller: Caller,
@@ -143,7 +142,7 @@ def train(
         if mirrors is not None:
             told.insert(0, _StartMirror(mirrors, shown))
         how_to_resume = caller.how_to_resume or RunFolder.command_to_resume
-        return RunEnding(trained(told, caller.loggers, how_to_resume), mirrors)
+        return RunEnding(trained(told, how_to_resume), mirrors)
 
 
 class _StartMirror(Callback):

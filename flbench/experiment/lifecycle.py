@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from flbench.callbacks import Callback, CallbackList
-from flbench.callbacks.base import Logger
 from flbench.callbacks.run_view import Memory
 from flbench.config import trust
 from flbench.config.resolve import resolve_written
@@ -76,7 +75,6 @@ def run(
     config: Config,
     origins: dict[str, str],
     callbacks: Sequence[Callback] = (),
-    loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
     supplied: Supplied | None = None,
     parts: tuple[str, ...] = PARTS,
@@ -88,7 +86,6 @@ def run(
         origins: Origin of each value by its dotted path, for the comments in config.yaml.
         callbacks: Callbacks. Their hook `on_run_start` is called before the first round, as soon
             as the run can be resumed.
-        loggers: Loggers of Lightning that get all metrics.
         how_to_resume: Function from a run folder to what the user calls to resume it.
         supplied: Data and folder of a job of many; None to load the data, and to make a new folder
             below `output.dir`.
@@ -108,7 +105,7 @@ def run(
     begin = time.perf_counter()
     path, federation, partition = supplied or (None, None, None)
     with ExitStack() as stack:
-        told = _told(callbacks, loggers)
+        told = CallbackList(callbacks)
         experiment = _built(stack, config, federation, told)
         for sentence in experiment.notes:
             told.on_note(sentence)
@@ -154,7 +151,6 @@ def resume(
     path: Path,
     overrides: Layer,
     callbacks: Sequence[Callback] = (),
-    loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
     federation: Federation | None = None,
     parts: tuple[str, ...] = PARTS,
@@ -166,7 +162,6 @@ def resume(
         overrides: New values of keys that may change on resume (CHANGEABLE_ON_RESUME).
         callbacks: Callbacks: those that the run began with, in the same order, so that each gets
             what it remembered at the checkpoint.
-        loggers: Loggers of Lightning that get all metrics.
         how_to_resume: Function from a run folder to what the user calls to resume it.
         federation: The samples that a job of many began with; None to load them.
         parts: Parts of the clients' samples that models are evaluated on; see `run`.
@@ -189,7 +184,7 @@ def resume(
         written, _ = resolve_written(path / "config.yaml")
         config, _ = resolve_written(path / "config.yaml", overrides)
         _check_unchanged(written, config, path)
-        told = _told(callbacks, loggers)
+        told = CallbackList(callbacks)
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
@@ -238,15 +233,6 @@ def _restored(experiment: Experiment, folder: RunFolder) -> Restored:
         restored = Restored(state, seconds, Memory(**extra))
     folder.rewind(lines)
     return restored
-
-
-def _told(callbacks: Sequence[Callback], loggers: Sequence[Logger]) -> CallbackList:
-    """Return the given callbacks, and those of the loggers."""
-    if not loggers:
-        return CallbackList(callbacks)
-    from flbench.callbacks.logger import LoggerCallback
-
-    return CallbackList([*callbacks, *map(LoggerCallback, loggers)])
 
 
 def _built(

@@ -26,9 +26,9 @@ def config(out, *overrides):
     return resolve([from_overrides([*SMALL, *QUICK, f"output.dir={out}", *overrides])])
 
 
-def run_with(out, callbacks, *overrides, loggers=()):
+def run_with(out, callbacks, *overrides):
     """Run with callbacks; return the run folder and its summary."""
-    path = lifecycle.run(*config(out, *overrides), callbacks, loggers)
+    path = lifecycle.run(*config(out, *overrides), callbacks)
     return path, summary_of(path)
 
 

@@ -8,11 +8,13 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 
+import flbench as fl
+from flbench.callbacks.logger import LoggerCallback
 from flbench.config.sources import Layer, leaves
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle
 from flbench.results import metrics_file
-from tests.callbacks.support import CrashAfter, CrashError, config, only_run, run_with
+from tests.callbacks.support import CrashAfter, CrashError, only_run, run_with
 
 pytestmark = pytest.mark.slow
 
@@ -71,9 +73,9 @@ def crash_and_resume(out, first, second, when=4):
     """A crash after the checkpoint of round 2; a resume with another logger."""
     keys = (*KEYS, "partition.samples=null")
     with pytest.raises(CrashError):
-        run_with(out, [CrashAfter(when)], *keys, loggers=[first])
+        run_with(out, [CrashAfter(when), LoggerCallback(first)], *keys)
     folder = only_run(out)
-    lifecycle.resume(folder, Layer({}), loggers=[second])
+    lifecycle.resume(folder, Layer({}), [LoggerCallback(second)])
     return folder
 
 
@@ -116,5 +118,5 @@ def test_a_continued_log_gets_each_row_once_and_another_log_is_complete(tmp_path
 @pytest.mark.parametrize("wrong", ["logs", CSVLogger, 3])
 def test_what_is_not_a_logger_is_refused_before_anything_is_written(tmp_path, wrong):
     with pytest.raises(ConfigError, match="`logger`"):
-        lifecycle.run(*config(tmp_path), loggers=[wrong])
+        fl.run("fedavg", logger=wrong, output={"dir": tmp_path})
     assert not list(tmp_path.iterdir())
