@@ -32,6 +32,7 @@ from speed import measure
 import flbench as fl
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides
+from flbench.engine import captured_step
 from flbench.experiment import lifecycle
 
 HERE: Final = Path(__file__).parent
@@ -156,15 +157,13 @@ class Interrupt(fl.Callback):
 
 
 @contextmanager
-def without_graphs() -> Iterator[None]:
-    """Train steps without CUDA graphs inside the context."""
-    from flbench.engine import captured_step
-
-    devices, captured_step.DEVICES = captured_step.DEVICES, ()
+def graphs_on(*devices: str) -> Iterator[None]:
+    """Take steps by CUDA graphs on these types of devices alone; on a CPU a graph is a call."""
+    before, captured_step.DEVICES = captured_step.DEVICES, devices
     try:
         yield
     finally:
-        captured_step.DEVICES = devices
+        captured_step.DEVICES = before
 
 
 def weights(asked: argparse.Namespace, folder: Path) -> None:
@@ -190,14 +189,17 @@ def compared(asked: argparse.Namespace, folder: Path, keys: list[str]) -> dict[s
                 path = lifecycle.resume(next(Path(out).glob("*/*")), from_overrides([]), [callback])
             return json.loads((path / "summary.json").read_text())
 
-    trained()  # kernels are chosen and compiled
-    runs = {"first": trained(), "second": trained(), "resumed": trained(callback=Interrupt())}
-    with without_graphs():
+    with graphs_on(torch.device(asked.device).type):
+        trained()  # kernels are chosen
+        runs = {"first": trained(), "second": trained(), "resumed": trained(callback=Interrupt())}
+    with graphs_on():
         runs["without graphs"] = trained()
     digests = {one: summary["weights_digest"][:12] for one, summary in runs.items()}
     of_cpu, of_gpu = Kept(), Kept()
-    for device, kept in (("cpu", of_cpu), (asked.device, of_gpu)):
-        trained("engine.precision=64-true", device=device, callback=kept)
+    with graphs_on():
+        trained("engine.precision=64-true", device="cpu", callback=of_cpu)
+    with graphs_on(torch.device(asked.device).type):
+        trained("engine.precision=64-true", callback=of_gpu)
     gaps = [
         float((mine[name] - value).abs().max() / value.abs().max().clamp(min=1))
         for mine, all_ in zip(of_gpu.weights, of_cpu.weights, strict=True)

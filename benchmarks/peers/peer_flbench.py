@@ -35,6 +35,8 @@ def arguments(job: Job, folder: Path) -> list[str]:
     if job.variant != "default":
         workers = job.workers if job.variant == "ray" else 1
         engine = [f"engine.name={job.variant}", f"engine.workers={workers}"]
+    # Published settings evaluate the global model on all test samples; models of clients get one.
+    of_server = [f"evaluation.common.every={setting.every}", "evaluation.common.limit=1"]
     normalization = ["model.norm=none"] if setting.net == "lenet5" else []
     return [
         *("run", "fedavg", "--json", "--out", str(folder)),
@@ -49,6 +51,7 @@ def arguments(job: Job, folder: Path) -> list[str]:
         f"train.batch_size={setting.batch}",
         f"train.optimizer.lr={setting.lr}",
         f"evaluation.every={setting.every or job.rounds}",
+        *(of_server if setting.every else []),
         *engine,
         *setting.keys,
         "tracking.mlflow=false",
