@@ -76,21 +76,8 @@ class Entry:
     run: StoredRun
     folder: str
 
-    @property
-    def bytes(self) -> float:
-        """Bytes that all clients sent and received, set-up included."""
-        return float(sum(self.run.summary["communication"][kind] for kind in TRAFFIC))
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training and evaluation."""
-        spent = self.run.summary["seconds"]
-        return float(spent["train"] + spent["evaluate"])
-
     def score(self, name: str) -> float:
-        """Return a test metric at the best round, or a cost; NaN for what the run lacks."""
-        if name in PRICES:
-            return self.bytes if name == "bytes" else self.seconds
+        """Return a test metric at the best round; NaN for one that the run lacks."""
         value = self.run.summary["best"]["test"].get(name)
         return float(value) if isinstance(value, int | float) else nan
 
@@ -134,7 +121,8 @@ class Arrangement:
         """A row for each run, in the order of `entries`.
 
         `place`, `method`, `repetition`, `seed`, `path`, `algorithm` (the method's own name), the
-        rounds `best` and `last`, the costs `bytes` and `seconds`, and HASHES.
+        rounds `best` and `last`, the `bytes` that all clients sent and received, set-up included,
+        the `seconds` of training and evaluation, and HASHES.
         """
         return pd.DataFrame(
             {
@@ -142,11 +130,12 @@ class Arrangement:
                 "seed": one.run.config.seed,
                 "path": one.folder,
                 "algorithm": one.run.config.algorithm.name,
-                **{moment: one.run.summary[moment]["round"] for moment in ("best", "last")},
-                **{name: one.score(name) for name in PRICES},
-                **{name: one.run.summary.get(name) for name in HASHES},
+                **{moment: summary[moment]["round"] for moment in ("best", "last")},
+                "bytes": float(sum(summary["communication"][kind] for kind in TRAFFIC)),
+                "seconds": float(summary["seconds"]["train"] + summary["seconds"]["evaluate"]),
+                **{name: summary.get(name) for name in HASHES},
             }
-            for one in self.entries
+            for one, summary in ((one, one.run.summary) for one in self.entries)
         )
 
     @property

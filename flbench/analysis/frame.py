@@ -37,10 +37,11 @@ def long_of(comparison: Arrangement) -> pd.DataFrame:
         }
     )
     spent = spent.fillna(0.0).groupby("run").cumsum().reset_index()
-    entries, about = comparison.entries, [*RUN, "seed", "path", "best", "last"]
+    about = [*RUN, "seed", "path", "best", "last"]
     runs = comparison.runs[about].rename_axis("run").reset_index()
-    runs["each"] = [one.seconds / max(1, ended_after(one.run.summary)) for one in entries]
-    runs["has_rare"] = [one.run.has_rare_classes for one in entries]
+    ends = [max(1, ended_after(one.run.summary)) for one in comparison.entries]
+    runs["each"] = comparison.runs["seconds"] / ends
+    runs["has_rare"] = [one.run.has_rare_classes for one in comparison.entries]
     found = rows[~rows["split"].isin((*TRAINING, "server"))]
     found = found.drop_duplicates(["run", "round", "split", "deployment", "metric"], keep="last")
     found = found.merge(runs, on="run")
