@@ -184,7 +184,7 @@ def carry_on(path: Path, changed: dict[str, Any], caller: Caller) -> campaigns.E
     """
     fork_server.prepare()
     require_ray_tune()
-    from flbench.tuning import prepare
+    from flbench.tuning import prepare, search
     from flbench.tuning.study import StudyFolder
     from flbench.workers.shipping import pack
 
@@ -194,7 +194,8 @@ def carry_on(path: Path, changed: dict[str, Any], caller: Caller) -> campaigns.E
     ):
         prepared = prepare.reopen(folder, changed)
         prepared = replace(prepared, parcel=pack(caller.objects, prepared.configs))
-        is_over = study_folder.read(path).is_searched  # an error names a damaged trial
+        search.begin_again(folder)  # an error names a damaged trial
+        is_over = study_folder.read(path).is_searched
         with nullcontext() if is_over else cluster(prepared.resources) as driver:
             return _carry_out(folder, prepared, caller, "folder", driver)
 
@@ -235,7 +236,7 @@ def _carry_out(
             caller.tell([campaigns.FINISHED.format(path)])
     if error := search_failure(study_folder.read(path)) or ending.error:
         error = f"{path}: {error} All reasons are in {path / 'report.md'}."
-        if ending.failures:
+        if ending.failures or search.lost_in(study_folder.read(path)):
             error += f"\nResume with: {folder.resume_command}"
     notes = [*ending.failures, *campaigns.said_of(mirrors, path, caller)]
     return campaigns.Ending(path, error=error, notes=notes)

@@ -145,6 +145,7 @@ class Trial:
         attempts: Number of times that the trial was begun; more than 1 after a worker failed.
         node, pid: Machine of the Ray cluster, and process there, that trained the trial.
         steps: Optimizer steps until the last evaluation; None before the first.
+        lost: Whether the trial has failed because its worker did, for the last time.
         loss: Validation loss, the mean of -log p of the true class, at the last evaluation; None
             before the last round, unless `evaluation.probabilities` is set.
     """
@@ -166,6 +167,7 @@ class Trial:
     pid: Count | None = None
     loss: Score = None
     steps: Count | None = None
+    lost: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, redirect_stderr
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
@@ -29,12 +30,12 @@ from flbench.jobs.job import Job, Outcome
 from flbench.jobs.progress import JobProgress
 from flbench.jobs.resources import Resources
 from flbench.results import study_folder
-from flbench.results.study_folder import DIGITS, Trial, best_trial
+from flbench.results.study_folder import DIGITS, StoredStudy, Trial, best_trial
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.ray_tune import bundles, quiet, reason_of
 from flbench.tuning.request import FACTOR, grace_of
 from flbench.tuning.scores import by_round
-from flbench.tuning.study import OTHER_METRIC, StudyFolder, TrialFolder, now
+from flbench.tuning.study import BEGUN, OTHER_METRIC, StudyFolder, TrialFolder, now
 from flbench.tuning.trial import WORST, Base, of_study
 from flbench.workers import ray_session
 from flbench.workers.actor_pool import (
@@ -52,6 +53,35 @@ from flbench.workers.ray_driver import RayDriver
 
 NAMED: Final = 3  # trials that a sentence names
 ALIKE: Final = 4  # trials with equal scores at the first rung, of which the user is told
+
+
+def begin_again(folder: StudyFolder) -> None:
+    """Let the trials of a resumed study begin again that `lost_in` returns.
+
+    The trials of later batches of TPE are removed: Optuna proposed their parameters when the lost
+    trials counted as failures.
+    """
+    header, study = folder.description(), study_folder.read(folder.path)
+    size = header["batch" if header["search"] == "optuna" else "trials"]
+    first: dict[str, int] = {}  # batch by method
+    for one in lost_in(study):
+        first.setdefault(one.method, one.index // size)
+    for one in study.trials:
+        if one.index // size > first.get(one.method, inf):
+            path = folder.trial(one).path
+            # A kill in between leaves no configuration with which another trial would continue.
+            (path / "config.yaml").unlink(missing_ok=True)
+            shutil.rmtree(path)
+    for one in lost_in(study_folder.read(folder.path)):
+        folder.trial(one).write(one, **BEGUN)
+
+
+def lost_in(study: StoredStudy) -> list[Trial]:
+    """Return the trials that have failed because their worker did, of methods without a winner.
+
+    In a method that has a winner another trial could win after the trainings of the winner.
+    """
+    return [one for one in study.trials if one.lost and study.winner(one.method) is None]
 
 
 def carry_out(
@@ -318,7 +348,8 @@ class Search(Searcher):  # type: ignore[misc]
                 return
             state = "stopped" if reason is None else "failed"
             why = reason or "stopped by the scheduler."
-            trial = folder.write(trial, state=state, reason=why, ended=now())
+            changes = {"state": state, "reason": why, "lost": reason is not None}
+            trial = folder.write(trial, **changes, ended=now())
         known[folder.index] = trial
         self.remove_leftovers()
         self.progress.end_trial(trial)

@@ -18,6 +18,8 @@ OTHER_METRIC: Final = (
     " (partition.split)."
 )
 """What helps where a metric tells no two trials apart."""
+BEGUN: Final[dict[str, Any]] = {"state": "running", "reason": None, "ended": None, "lost": False}
+"""Entries of a trial that begins, or goes on."""
 
 
 class StudyFolder(JobFolder):
@@ -119,8 +121,8 @@ class TrialFolder:
             *(self.method, self.index, seed, params, "running", None, 0, rounds, None, {}, now()),
             ended=None,
         )
-        changes = {"params": params, "seed": seed, "rounds": rounds, **where}
-        return self.write(self.read() or new, **changes, state="running", reason=None, ended=None)
+        changes = {"params": params, "seed": seed, "rounds": rounds, **where, **BEGUN}
+        return self.write(self.read() or new, **changes)
 
 
 def now() -> str:

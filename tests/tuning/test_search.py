@@ -10,6 +10,7 @@ from flbench.cli import app
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import UserError
 from flbench.jobs.resources import Resources
+from flbench.results import study_folder
 from flbench.tuning import search
 from flbench.tuning.request import FACTOR, grace_of
 from flbench.tuning.search import Events, Halving, Search, StudyStopped, TrialProgress
@@ -144,8 +145,39 @@ def test_how_a_trial_ends(tmp_path, connected, wrote, error, was_stopped, is_los
         assert found == before
     else:
         assert (found.state, found.rounds, found.params) == (state, 4, {"train.optimizer.lr": 0})
-        assert not error or found.reason == "no space left"
+        assert not error or (found.reason, found.lost) == ("no space left", True)
     assert (made.suggest("y") is not None) == (state is not None or not is_lost)
+
+
+@pytest.mark.parametrize(
+    ("search_by", "first", "left", "states"),
+    [
+        ("random", "failed", [0, 1, 2, 3, 4], "ffrrr"),
+        # Trials 2 and 3 are the batch of the first lost one; trial 4 was proposed from failures.
+        ("optuna", "failed", [0, 1, 2, 3], "ffrr"),
+        ("random", "finished", [0, 1, 2, 3, 4], "fffff"),  # never where a method has a winner
+    ],
+)
+def test_a_resumed_study_trains_again_what_it_has_lost(tmp_path, search_by, first, left, states):
+    texts = dict.fromkeys(("id", "created", "dataset", "scheme", "metric", "scheduler"), "x")
+    counts = {"seed": 0, "trials": 5, "rounds": 4, "seeds": 1, "batch": 2}
+    methods = {"a": {"space": "built in", "defaults": {}, "space_tree": {}}}
+    header = {**texts, **counts, "search": search_by, "command": [], "methods": methods}
+    header |= {"partition_hash": None, "git_revision": None}
+    (tmp_path / "study.json").write_text(json.dumps(header))
+    for index in range(5):
+        state = {"state": first if index == 0 else "failed", "score": 0.5, "lost": index > 1}
+        folder = TrialFolder(tmp_path, "a", index)
+        folder.write(folder.begin({}, **GIVEN), **state)
+    study = StudyFolder(tmp_path)
+    assert bool(search.lost_in(study_folder.read(tmp_path))) == ("r" in states)
+
+    search.begin_again(study)
+
+    trials = study.trials()
+    assert [one.index for one in trials] == left
+    assert [one.state == "running" for one in trials] == [one == "r" for one in states]
+    assert not search.lost_in(study_folder.read(tmp_path))
 
 
 @pytest.mark.parametrize(
