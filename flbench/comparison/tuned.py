@@ -130,8 +130,16 @@ def about(
             f" {'; '.join(different)}. They need not be the best ones here. Tune the methods in the"
             " setting of the comparison before you claim that one is better."
         )
-    seed, partition = _search_seeds(study)
-    if any(one.config.seed == seed or one.config.partition_seed == partition for one in cells):
+    seeds = _search_seeds(study)
+    # The partition of a repetition costs time, so only those that can be equal are made: most
+    # schemes make another one for another seed, the others the same one for all seeds.
+    tried = [one for one in cells if not one.repetition or one.config.partition_seed == seeds[1]]
+    wanted = study.header.partition_hash
+    if seeds[0] in {one.config.seed for one in cells} or any(
+        samples.federation(one).partition.hash() == wanted
+        for one in tried
+        if one.method == cells[0].method
+    ):
         found.append(
             f"Repetitions have the seed or the partition of the search of the study {name}, by"
             " which the parameters were chosen, so their results are not independent of the"

@@ -63,6 +63,23 @@ def test_repetitions_with_the_seed_or_the_partition_of_the_search_have_a_note(st
         assert study.name in sentence
 
 
+@pytest.mark.slow
+def test_the_partition_of_the_search_has_a_note_in_any_place_whatever_the_seeds(study, tmp_path):
+    [other] = design(study, ("seed", 2), seeds=1).cells()
+    for name, content in zip(("npz", "json"), LoadedSamples().partition(other), strict=True):
+        (tmp_path / f"partition.{name}").write_bytes(content)
+    searched = [study / "trials/fedavg/000/partition.npz"]
+    left = {key: one for key, one in KEYS.items() if not key.startswith("partition.")}
+    values = {**left, "train.rounds": 1, "seed": 1, "partition.scheme": "file"}
+    base = merge([from_overrides([f"{key}={value}" for key, value in values.items()])])
+    found = []
+    for more in ([], searched):
+        paths = tuple(map(str, [tmp_path / "partition.npz", *more]))
+        found.append(notes(design(study).altered(base=base, grid={"partition.path": paths})))
+
+    assert [len(one) for one in found] == [1, 2]  # the first is about the other setting
+
+
 @pytest.mark.parametrize(
     ("key", "value", "there"),
     [
