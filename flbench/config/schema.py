@@ -978,6 +978,11 @@ class EngineConfig(Strict):
         "32-true",
         description="floating-point type; tf32: float32, with factors of products rounded to TF32",
     )
+    compile: Literal["off", "on"] = Field(
+        "off",
+        description="vectorized, on a GPU: on compiles the gradients of each phase, which takes"
+        " about half a minute and pays for runs of several minutes",
+    )
     threads: int = Field(
         1,
         ge=1,

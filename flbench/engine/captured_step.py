@@ -8,10 +8,11 @@ graphs and copies the results back. The host only decides which graph takes the 
 from collections import Counter
 from collections.abc import Callable, Hashable
 from copy import copy
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from flbench.core.types import Tree
 from flbench.core.user_code_errors import user_line
@@ -36,9 +37,13 @@ class CapturedSteps:
     Args:
         device: The device of the engine.
         tell: Function that gets notes for the user: what cannot be captured, once each.
+        compiles: Whether gradients are compiled (`engine.compile`).
     """
 
-    def __init__(self, device: torch.device, tell: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, device: torch.device, tell: Callable[[str], None] | None, *, compiles: bool = False
+    ) -> None:
+        self.compiles = compiles
         self._device, self._tell = device, tell
         self._told, self._has_failed = set[str](), False
         self._kept: list[StaticPhase] = []  # the one that was used last comes last
@@ -127,6 +132,9 @@ class StaticPhase:
         self._phase.optimizer = StackedOptimizer(
             phase.phase.optimizer, lr if _has_tensor_lr(phase) else stack.lr, len(stack)
         )
+        self._compiled: dict[Kind, Callable[..., Any]] = {}
+        if captured.compiles:
+            self._phase.gradients = self._gradients  # type: ignore[method-assign]
         self._calls: dict[Kind, Callable[[], None]] = {}
         self._taken = Counter[Kind]()
 
@@ -191,6 +199,21 @@ class StaticPhase:
             leaves[name].copy_(torch.where(is_active, leaves[name], old))
         phase.losses[:count, 0] += torch.where(active, loss, 0.0)
         self._number.add_(1)
+
+    def _gradients(self, number: Tensor, full: bool, batch: Any, count: int) -> Any:
+        """Return what `StackedPhase.gradients` does, by a compiled function."""
+        tensors = [value for tree in _trees(self._phase) for value in tree.values()]
+
+        def gradients(tensors: list[Tensor], number: Tensor, batch: Any) -> Any:
+            return StackedPhase.gradients(self._phase, number, full, batch, count)
+
+        if (count, full) not in self._compiled:
+            # PyTorch's compiler gets operations, not the code of the net and the method.
+            with torch.random.fork_rng([self._number.device.index] * self._number.is_cuda):
+                graph = make_fx(gradients)(tensors, number, batch)
+            options: Any = {"fallback_random": True}  # the numbers of an ordinary step
+            self._compiled[count, full] = torch.compile(graph, dynamic=False, options=options)
+        return self._compiled[count, full](tensors, number, batch)
 
 
 def _trees(phase: StackedPhase) -> list[Tree]:

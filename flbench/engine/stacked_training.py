@@ -190,7 +190,7 @@ class StackedPhase:
         stack, phase = self.stack, self.phase
         recorded: list[Tree] = []
         if phase.gradient is None:
-            gradients, loss, buffers, recorded = self._gradients(number, full, batch, count)
+            gradients, loss, buffers, recorded = self.gradients(number, full, batch, count)
         else:
             one = partial(self._hooked_client, number, full)
             gradients, loss, buffers = stack.vmap_clients(one, batch, count=count)
@@ -221,7 +221,7 @@ class StackedPhase:
         mask = torch.arange(size, device=env.device) < batches.ends[:count, steps].T[..., None]
         return x.reshape(*rows.shape, *x.shape[2:]), env.federation.y[rows], mask, keys
 
-    def _gradients(
+    def gradients(
         self, number: Tensor, full: bool, batch: Any, count: int
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
         """Return the results of a step, [count, ...] each.

@@ -79,7 +79,11 @@ class VectorizedEngine(Engine):
         self._block = config.block
         env = self._environment = StackEnvironment(deepcopy(net), federation, config)
         is_captured = env.device.type in captured_step.DEVICES
-        self._captured = CapturedSteps(env.device, tell) if is_captured else None
+        self._captured = (
+            CapturedSteps(env.device, tell, compiles=config.compile == "on")
+            if is_captured
+            else None
+        )
 
     def run(
         self,

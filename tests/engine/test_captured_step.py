@@ -3,6 +3,7 @@
 On a CPU a graph is a call of its function, so that all but the capture itself is tried.
 """
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -164,3 +165,20 @@ def test_the_memory_of_graphs_makes_blocks_smaller(monkeypatch):
     one, many = pair(monkeypatch, "algorithm=fedavg", "train.batch_size=16")
 
     assert 1 <= many.config.engine.block < one.config.engine.block <= 5
+
+
+@pytest.mark.full  # the compiler takes a minute
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compiled_gradients_are_the_ordinary_ones(monkeypatch):
+    """With random layers, whose numbers are those of ordinary steps."""
+    keys = [*SMALL, *KEYS, "algorithm=fedavg", "partition.scheme=iid", "train.batch_size=16"]
+    keys += ["train.last_batch=drop", "train.rounds=2", "engine.compile=on"]
+    found = []
+    for devices in ((), STATIC):
+        monkeypatch.setattr(captured_step, "DEVICES", devices)
+        with offered({"model": Dropping()}):
+            layers = [from_overrides(keys), from_values({"model": {"name": "object"}}, "test")]
+            found.append(after(assembly.build(resolve(layers)[0]), 2))
+
+    assert_states_are_close(*found)

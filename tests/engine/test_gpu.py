@@ -168,12 +168,13 @@ def test_a_step_that_cannot_be_captured_is_computed_with_a_note(random, monkeypa
 
 
 @pytest.mark.parametrize("method", ["hfcd", "ditto", "scaffold", "fedrep"])
-@pytest.mark.parametrize("net", ["mlp", "lenet5"])
-def test_graphs_give_the_weights_of_ordinary_steps(method, net, monkeypatch):
+@pytest.mark.parametrize(("net", "compiles"), [("mlp", "off"), ("lenet5", "off"), ("lenet5", "on")])
+def test_graphs_give_the_weights_of_ordinary_steps(method, net, compiles, monkeypatch):
     states = []
     for devices in ((), ("cuda",)):
         monkeypatch.setattr(captured_step, "DEVICES", devices)
         keys = (f"model.name={net}", "train.local_epochs=3", "train.batch_size=8")
+        keys += (f"engine.compile={compiles}",)
         settings = with_method(method, "engine.name=vectorized", EXACT, GPU, *keys)
         states.append(after(build(*settings)))
 
