@@ -343,7 +343,7 @@ def test_worker_that_always_dies_ends_the_run(engines, monkeypatch):
 
 
 def test_error_of_the_users_code_in_a_worker_names_its_line(engines):
-    where = r"spike .*test_local\.py:\d+\) at client [0-4] in round 1"
+    where = r"spike .*test_local_processes\.py:\d+\) at client [0-4] in round 1"
     with pytest.raises(ConfigError, match=where):
         trained(engines["sequential"], fails)
 
