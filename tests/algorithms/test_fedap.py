@@ -143,6 +143,7 @@ def test_mixture_takes_last_uploads_stale_ones_too_and_the_common_model_before()
             for k, client in enumerate(cohort):
                 last[name][client] = results.sent.values[name][k]
 
+    assert set(built.algorithm.deploy(state, torch.arange(5))) == {"personal"}
     rows = built.algorithm.dispatch(state, torch.arange(5)).rows.values
     assert set(rows) == shared
     for i in range(5):

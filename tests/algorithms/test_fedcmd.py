@@ -155,6 +155,7 @@ def test_absent_clients_keep_their_layer_and_those_behind_it_and_receive_the_oth
     settings = settings_of(built.algorithm, second)
     models = list(built.evaluator(print).deployed(third, settings))
 
+    assert set(built.algorithm.deploy(third, torch.arange(5))) == {"personal"}
     for client in (2, 3, 4):
         for name in built.algorithm.setting.net.names("all"):
             late = name.startswith(("backbone.fc2", "head"))
