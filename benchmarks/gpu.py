@@ -255,7 +255,7 @@ def trials(asked: argparse.Namespace, folder: Path) -> None:
     one = ["run", "fedavg", "--out", str(folder / "runs")]
     tried(asked, lambda: seconds(one), name="one run")
     tried(asked, lambda: seconds(*[one] * 4), name="four runs at the same time")
-    study = ["tune", "--algo", "fedavg", "--trials", "4", "--scheduler", "none"]
+    study = ["tune", "--algo", "fedavg", "--trials", "4", "--seeds", "0", "--scheduler", "none"]
     for jobs, share in ((1, 1), (4, 0.25)):
         more = ["--jobs", f"{jobs}", "--out", str(folder / f"{jobs}")]
         more += [] if asked.device == "cpu" else ["--gpus-per-trial", f"{share}"]
