@@ -15,10 +15,12 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import TrainConfig
 from flbench.config.sources import from_overrides, from_values
 from flbench.core.parts import offered
+from flbench.core.registry import ALGORITHMS
 from flbench.engine import captured_step, memory
 from flbench.engine.vectorized import VectorizedEngine
 from flbench.experiment import assembly
 from flbench.testing import after
+from flbench.testing.setting import with_method
 from tests.engine.test_vectorized import (
     CLIENTS,
     PROGRAMS,
@@ -46,7 +48,9 @@ def pair(monkeypatch, *keys):
 
 def assert_states_are_close(one, other, tiny=EXACT):
     for a, b in ((one.server, other.server), (one.clients, other.clients)):
-        assert_close(a, b, tiny)
+        assert list(a) == list(b)
+        filled = [name for name, value in a.items() if value.numel()]
+        assert_close({n: a[n] for n in filled}, {n: b[n] for n in filled}, tiny)
         assert all(value.isfinite().all() for value in a.values())
 
 
@@ -92,6 +96,14 @@ def test_methods_have_the_same_weights(keys, monkeypatch):
     one, many = (after(each) for each in pair(monkeypatch, *keys))
 
     assert_states_are_close(one, many)
+
+
+@pytest.mark.full
+def test_every_method_has_the_same_weights(monkeypatch, subtests):
+    for method in sorted(ALGORITHMS.load()):
+        with subtests.test(method=method):
+            one, many = map(after, pair(monkeypatch, *with_method(method)))
+            assert_states_are_close(one, many)
 
 
 def test_a_learning_rate_that_changes_is_read_by_the_same_graphs(monkeypatch):
