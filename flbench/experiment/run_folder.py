@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flbench.core import files
+from flbench.core.documents import as_data_error
 from flbench.core.locked_folder import LockedFolder
 from flbench.core.text import csv_text
 from flbench.core.types import State, Tree
@@ -146,8 +147,15 @@ class RunFolder(LockedFolder):
         return self.path / "checkpoints" / f"{name}.safetensors"
 
     def rewind(self, lines: int) -> None:
-        """Remove the rows of metrics.csv that are newer than a checkpoint; `lines` stay."""
+        """Remove the rows of metrics.csv that are newer than a checkpoint; `lines` stay.
+
+        Raises:
+            DataError: The file is damaged, or has fewer rows.
+        """
         path = self.path / "metrics.csv"
         self.rows = metrics_file.read(path)[:lines] if lines else []
+        with as_data_error(path, metrics_file.CURE):
+            if len(self.rows) < lines:
+                raise ValueError(f"it has {len(self.rows)} rows, and had {lines} at the checkpoint")
         self.write(path.name, metrics_file.header_line() + metrics_file.to_text(self.rows))
         self.newest = {row.full_name: row.value for row in self.rows}

@@ -390,6 +390,19 @@ def test_resume_without_a_checkpoint_starts_from_the_beginning(straight, unfinis
     assert summary_of(unfinished)["weights_digest"] == straight
 
 
+def test_resume_refuses_metrics_that_lack_rows_of_the_checkpoint(unfinished):
+    metrics = unfinished / "metrics.csv"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines[:5]))
+
+    with pytest.raises(DataError, match=r"metrics\.csv"):
+        lifecycle.resume(unfinished, Layer({}))
+
+    metrics.write_text("".join(lines))
+    lifecycle.resume(unfinished, Layer({}))
+    assert metrics.read_text().startswith("".join(lines))
+
+
 def test_resume_writes_through_no_link_of_the_folder(tmp_path, unfinished):
     path, private = unfinished, tmp_path / "private"
     private.write_text("secret")
