@@ -73,6 +73,8 @@ def read(
     Raises:
         DataError: A file cannot be read, or its samples have another shape than the model's.
     """
+    if not path.exists():
+        raise DataError(f"{path} does not exist. Give an existing file or folder.")
     if path.suffix.lower() == ".npz":
         return _arrays(path, layout)
     folder = Folder(path)

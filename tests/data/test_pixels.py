@@ -139,3 +139,13 @@ def test_prediction_follows_links_and_counts_what_it_skips(tmp_path):
     (tmp_path / "x.csv").touch()
     with pytest.raises(DataError, match=r"\.png"):
         unlabelled.read(tmp_path / "x.csv", LAYOUT)
+
+
+@pytest.mark.parametrize("name", ["typo.png", "typo.npz", "typo"])
+def test_a_file_to_predict_that_does_not_exist_is_named_alone(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    with pytest.raises(DataError, match=name) as raised:
+        unlabelled.read(tmp_path / name, LAYOUT)
+
+    assert raised.value.__cause__ is None
