@@ -68,6 +68,14 @@ class DFedAlt(Gossip):
         )
         return train_head, train_body
 
+    def notes(self) -> list[str]:
+        has_more = self.setting.train.epochs_of(self.config.name) == 1
+        note = (
+            "the head and the body are trained for one epoch each: two epochs in a round instead of"
+            " train.local_epochs=1."
+        )
+        return [*super().notes(), *[note] * has_more]
+
 
 def sharpness(context: fl.Context, grad: fl.GradFn, rho: float) -> fl.Tree:
     """Return the gradient at u + rho g / ||g||, where g is the gradient at u; g itself if it is 0.

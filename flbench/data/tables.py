@@ -132,17 +132,18 @@ def from_frames(
     x, words, identifiers = np.empty((len(y), len(features)), np.float32), [], list[str]()
     for k, feature in enumerate(features):
         numbers, found = _numbers(table[feature])
-        if _is_free(numbers, found):
-            raise DataError(
-                f"{where}: the column `{feature}` has {len(found):,} different words, too many for"
-                f' categories. Leave identifiers and free text out by "{key}={[feature]}" (what'
-                " several rows come from, such as a patient, can be data.group), or replace the"
-                f" words by at most {MAX_WORDS:,} categories or by numbers."
-            )
         if _identifies(feature, numbers, found, [*map(len, frames.values())]):
             identifiers.append(f"`{feature}`")
         x[:, k] = numbers
         words.append(found)
+    free = [one for k, one in enumerate(features) if _is_free(x[:, k], words[k])]
+    if free:
+        raise DataError(
+            f"{where}: the column `{free[0]}` has {len(words[features.index(free[0])]):,} different"
+            " words, too many for categories. Leave identifiers and free text out by"
+            f' "{key}={free}" (what several rows come from, such as a patient, can be data.group),'
+            f" or replace the words by at most {MAX_WORDS:,} categories or by numbers."
+        )
     note = (
         f"data: {', '.join(identifiers)} counts or identifies rows, and the net gets it as a"
         f" feature. Leave it out by {key}; or, if several rows come from one patient, person or"
@@ -447,7 +448,7 @@ def _numbers(column: "pd.Series[Any]") -> tuple[NDArray[np.float64], tuple[str, 
     return np.asarray(x, dtype=np.float64), tuple(words)
 
 
-def _is_free(x: NDArray[np.float64], words: Sequence[str]) -> bool:
+def _is_free(x: NDArray[np.floating], words: Sequence[str]) -> bool:
     """Return whether the words of a column are identifiers or free text, not categories."""
     known = int(np.count_nonzero(~np.isnan(x)))
     is_sparse = len(words) > FEW_WORDS and 2 * len(words) > known
