@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Final
 
 import torch
-import torch._dynamo  # `torch.vmap` imports it in its first call, which would count as training
+import torch._dynamo  # PyTorch's first optimizer imports it, which would count as training
 from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
