@@ -60,6 +60,27 @@ class RoundSettings:
         return torch.split(ids, self.group or max(1, len(ids)))
 
 
+@dataclass(frozen=True)
+class LocalWork:
+    """What the clients of a cohort compute, and what they compute it from.
+
+    Attributes:
+        program: The local program; each client runs it.
+        rows: Gives the leaves that the clients keep.
+        dispatch: Gives what the server sends; masks have been applied.
+        settings: Settings of the round.
+        observe: Steps that run after the program, when the leaves to keep and to send have been
+            copied. The results of their Statistics are in `Results.observed`; whatever else they
+            change is discarded.
+    """
+
+    program: LocalProgram
+    rows: KeptRows
+    dispatch: Dispatcher
+    settings: RoundSettings
+    observe: tuple[Step, ...] = ()
+
+
 class Engine(Protocol):
     """Runs one local program for many clients.
 
@@ -67,27 +88,12 @@ class Engine(Protocol):
     keeps, overlaid by the leaves that the server sends.
     """
 
-    def run(
-        self,
-        program: LocalProgram,
-        ids: Tensor,
-        *,
-        rows: KeptRows,
-        dispatch: Dispatcher,
-        settings: RoundSettings,
-        observe: tuple[Step, ...] = (),
-    ) -> Results:
+    def run(self, work: LocalWork, ids: Tensor) -> Results:
         """Return the results of the clients `ids`, in this order, without those that failed.
 
         Args:
-            program: The local program; each client runs it.
+            work: What they compute.
             ids: [K] int64 client ids.
-            rows: Gives the leaves that the clients keep.
-            dispatch: Gives what the server sends; masks have been applied.
-            settings: Settings of the round.
-            observe: Steps that run after the program, when the leaves to keep and to send have
-                been copied. The results of their Statistics are in `Results.observed`; whatever
-                else they change is discarded.
 
         Raises:
             UnknownNameError: The program trains, keeps or sends a leaf that no client has.
@@ -105,8 +111,8 @@ class Engine(Protocol):
         clients has the bits of one call for each stack, in the order of the ids.
 
         Args:
-            program: See `run`.
-            observe: See `run`.
+            program: See `LocalWork`.
+            observe: See `LocalWork`.
             batch_size: Samples of one step of one client.
         """
 

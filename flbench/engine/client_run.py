@@ -14,15 +14,15 @@ from torch.amp.grad_scaler import GradScaler
 from flbench.client.forward import apply
 from flbench.client.logged import Log
 from flbench.client.module import ClientModule
-from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
+from flbench.client.program import Phase, Statistic, Step, Transform
 from flbench.client.recording import Recording
 from flbench.client.tensor_names import check_ends, naming
 from flbench.core.rng import seeded
 from flbench.core.tree import is_finite, where_masked
-from flbench.core.types import Batch, Context, Dispatch, Failure, Info, Message, Results, Tree
+from flbench.core.types import Batch, Context, Failure, Info, Message, Results, Tree
 from flbench.core.user_code_errors import placed
 from flbench.data import batches
-from flbench.engine.base import STATISTIC_BATCH, RoundSettings
+from flbench.engine.base import STATISTIC_BATCH, LocalWork
 from flbench.engine.environment import Environment
 from flbench.engine.training import Training
 from flbench.losses import TaskLoss
@@ -40,14 +40,12 @@ class ClientRun:
     Args:
         environment: Net, samples, device and precision.
         client: The client's id, in [0, N).
-        settings: Settings of the round.
-        rows: The leaves that the client keeps between rounds, [1, ...] each.
-        dispatch: What the server sends to this client.
+        work: What the client computes.
         is_seeded: Whether the net may draw random numbers, or the program has code of the user.
 
     Attributes:
-        start: The leaves at the beginning of the program: the seeded values, overlaid by `rows`,
-            overlaid by the dispatch.
+        start: The leaves at the beginning of the program: the seeded values, overlaid by those that
+            the client keeps, overlaid by the dispatch.
         leaves: The leaves now. Those of the net are the net's own tensors.
         ctx: Named tensors that the server sent or that Statistics computed.
         steps: Optimizer steps taken so far.
@@ -57,9 +55,7 @@ class ClientRun:
         self,
         environment: Environment,
         client: int,
-        settings: RoundSettings,
-        rows: Tree,
-        dispatch: Dispatch,
+        work: LocalWork,
         *,
         is_seeded: bool,
     ) -> None:
@@ -70,7 +66,9 @@ class ClientRun:
         is_half = env.autocast is torch.float16
         self._scaler = GradScaler(env.device.type, init_scale=2.0**10, enabled=is_half)
         self._client = client
-        self._settings = settings
+        self._work, self._settings = work, work.settings
+        one = torch.tensor([client])
+        rows, dispatch = work.rows(one), work.dispatch(one)
         self._losses: list[Tensor] = []
         self._lr = 0.0
         self._log: Log | None = None
@@ -102,8 +100,9 @@ class ClientRun:
                 if name not in unchanged:
                     leaf.copy_(self.start[name])
 
-    def results(self, program: LocalProgram, observe: tuple[Step, ...]) -> Results:
+    def results(self) -> Results:
         """Run the program and then `observe`; return the results; see `Engine.run`."""
+        program, observe = self._work.program, self._work.observe
         for step in program.steps:
             with naming(step, program, self.leaves, self.ctx):
                 self._execute(step)

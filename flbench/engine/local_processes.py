@@ -19,8 +19,8 @@ from flbench.core.tree import nbytes
 from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine import memory
-from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings
-from flbench.engine.worker import SENT, Call, Worker, train_by_workers
+from flbench.engine.base import Engine, LocalWork
+from flbench.engine.worker import SENT, Worker, train_by_workers
 from flbench.models.base import net_leaves
 from flbench.workers.nesting import is_worker
 from flbench.workers.pool import CouldNotBeginError
@@ -105,27 +105,17 @@ class LocalEngine:
         if is_worker():
             self._stay_alone("it is a worker process itself")
 
-    def run(
-        self,
-        program: LocalProgram,
-        ids: Tensor,
-        *,
-        rows: KeptRows,
-        dispatch: Dispatcher,
-        settings: RoundSettings,
-        observe: tuple[Step, ...] = (),
-    ) -> Results:
+    def run(self, work: LocalWork, ids: Tensor) -> Results:
         """Train the clients; see `Engine.run`."""
-        call = Call(program, rows, dispatch, settings, observe)
-        parts = self._parts(call, ids)
+        parts = self._parts(work, ids)
         # What is sent to a client is about as large as what it keeps.
-        size = max(self._bytes, nbytes(rows(ids[:1]))) if len(parts) > 1 else 0
-        size += self._bytes if program.keeps or program.sends else 0
+        size = max(self._bytes, nbytes(work.rows(ids[:1]))) if len(parts) > 1 else 0
+        size += self._bytes if work.program.keeps or work.program.sends else 0
         try:
-            if len(parts) > 1 and self._pays(call, ids, size):
+            if len(parts) > 1 and self._pays(work, ids, size):
                 pool = self._opened()
                 sizes, tell = self._federation.sizes, self._tell
-                results = train_by_workers(pool, call, parts, sizes, tell, size)
+                results = train_by_workers(pool, work, parts, sizes, tell, size)
                 self._used = max(self._used, min(pool.most, len(parts)))
                 return results
         except CouldNotBeginError as error:
@@ -133,7 +123,7 @@ class LocalEngine:
         except BaseException:
             self._end_workers()
             raise
-        return call.run(self._engine, ids)
+        return self._engine.run(work, ids)
 
     def stacked(
         self, program: LocalProgram, observe: tuple[Step, ...], batch_size: int
@@ -150,24 +140,24 @@ class LocalEngine:
         self._end_workers()
         self._engine.close()
 
-    def _parts(self, call: Call, ids: Tensor) -> tuple[Tensor, ...]:
+    def _parts(self, work: LocalWork, ids: Tensor) -> tuple[Tensor, ...]:
         """Return the clients in parts, in their order, of which each one must stay together."""
-        if self._most < 2 or not (call.program.steps or call.observe) or not len(ids):
+        if self._most < 2 or not (work.program.steps or work.observe) or not len(ids):
             return ()
-        size = call.settings.train.batch_size
-        stack = self._engine.stacked(call.program, call.observe, size) or len(ids)
-        group = call.settings.group
+        size = work.settings.train.batch_size
+        stack = self._engine.stacked(work.program, work.observe, size) or len(ids)
+        group = work.settings.group
         if group is not None and group % stack:  # a stack ends where its group ends
             stack = group
         return torch.split(ids, stack)
 
-    def _pays(self, call: Call, ids: Tensor, size: int) -> bool:
+    def _pays(self, work: LocalWork, ids: Tensor, size: int) -> bool:
         """Return whether clients, for each of which `size` bytes are sent, are distributed."""
         if self._config.workers != "auto":
             return True
-        train, sizes = call.settings.train, self._federation.sizes[ids]
+        train, sizes = work.settings.train, self._federation.sizes[ids]
         samples = 0.0  # that the clients read; the training on one counts as three
-        for step in (*call.program.steps, *call.observe):
+        for step in (*work.program.steps, *work.observe):
             match step:
                 case Phase(epochs=int(epochs)):
                     samples += 3.0 * epochs * float(sizes.sum())
@@ -175,10 +165,10 @@ class LocalEngine:
                     samples += 3.0 * steps * train.batch_size * len(ids)
                 case Statistic():
                     samples += float(sizes.sum())
-        work = samples * (1 + self._scalars / LARGE)
-        left = train.rounds - call.settings.draw.round
-        is_long = self._pool is not None or work * max(1, left) >= STARTED
-        return is_long and work >= WORTH + SENDING * size * len(ids)
+        units = samples * (1 + self._scalars / LARGE)
+        left = train.rounds - work.settings.draw.round
+        is_long = self._pool is not None or units * max(1, left) >= STARTED
+        return is_long and units >= WORTH + SENDING * size * len(ids)
 
     def _opened(self) -> ProcessPool:
         """Return the pool of workers.

@@ -13,8 +13,8 @@ from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.core.types import Results
 from flbench.data.federation import Federation
-from flbench.engine.base import Dispatcher, KeptRows, RoundSettings
-from flbench.engine.worker import Call, Worker, train_by_workers
+from flbench.engine.base import LocalWork
+from flbench.engine.worker import Worker, train_by_workers
 from flbench.workers import actor_pool
 from flbench.workers.nesting import is_elsewhere
 from flbench.workers.process_pool import SharedArray
@@ -71,20 +71,10 @@ class RayEngine:
             raise
         return self._pool
 
-    def run(
-        self,
-        program: LocalProgram,
-        ids: Tensor,
-        *,
-        rows: KeptRows,
-        dispatch: Dispatcher,
-        settings: RoundSettings,
-        observe: tuple[Step, ...] = (),
-    ) -> Results:
+    def run(self, work: LocalWork, ids: Tensor) -> Results:
         """Train the clients on the actors; see `Engine.run`."""
-        call, pool = Call(program, rows, dispatch, settings, observe), self._opened()
-        sizes = self._given[1].sizes
-        results = train_by_workers(pool, call, torch.split(ids, 1), sizes, self._tell)
+        pool, sizes = self._opened(), self._given[1].sizes
+        results = train_by_workers(pool, work, torch.split(ids, 1), sizes, self._tell)
         self._used = pool.ready
         return results
 

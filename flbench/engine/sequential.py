@@ -15,10 +15,8 @@ from flbench.core.types import Results
 from flbench.data.federation import Federation
 from flbench.engine.base import (
     STACKED_SIZE,
-    Dispatcher,
     Engine,
-    KeptRows,
-    RoundSettings,
+    LocalWork,
     find_device,
     gathered,
 )
@@ -71,33 +69,20 @@ class SequentialEngine(Engine):
         """The copy of the net that is filled with each client's values."""
         return self._environment.net
 
-    def run(
-        self,
-        program: LocalProgram,
-        ids: Tensor,
-        *,
-        rows: KeptRows,
-        dispatch: Dispatcher,
-        settings: RoundSettings,
-        observe: tuple[Step, ...] = (),
-    ) -> Results:
+    def run(self, work: LocalWork, ids: Tensor) -> Results:
         """Train the clients one after the other; see `Engine.run`."""
-        if self._can_stack(program, observe) and len(ids) > 1:
+        if self._can_stack(work.program, work.observe) and len(ids) > 1:
             from flbench.engine.vectorized import VectorizedEngine
 
             try:
                 self._stack = self._stack or VectorizedEngine(*self._given)
-                return self._stack.run(
-                    program, ids, rows=rows, dispatch=dispatch, settings=settings, observe=observe
-                )
+                return self._stack.run(work, ids)
             except ConfigError:  # an operation of a method that `torch.vmap` lacks
                 self._stacks = False
-        env, seeded = self._environment, self._may_draw or not is_known((program, observe))
-        runs = (
-            ClientRun(env, int(one), settings, rows(one), dispatch(one), is_seeded=seeded)
-            for one in ids[:, None]  # none, if there are no clients
-        )
-        return gathered((one.results(program, observe) for one in runs), ids, settings.storage)
+        env, known = self._environment, is_known((work.program, work.observe))
+        seeded = self._may_draw or not known
+        runs = (ClientRun(env, one, work, is_seeded=seeded) for one in ids.tolist())
+        return gathered((one.results() for one in runs), ids, work.settings.storage)
 
     def _can_stack(self, program: LocalProgram, observe: tuple[Step, ...]) -> bool:
         """Return whether clients are stacked: they only copy tensors, or evaluate small models."""

@@ -18,10 +18,10 @@ from flbench.client.recording import Recording
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, shortened
 from flbench.core.tree import where_masked
-from flbench.core.types import Batch, Context, Dispatch, Info, Outputs, Tree
+from flbench.core.types import Batch, Context, Info, Outputs, Tree
 from flbench.core.user_code_errors import user_line
 from flbench.data.federation import Federation
-from flbench.engine.base import RoundSettings
+from flbench.engine.base import LocalWork
 from flbench.engine.environment import Environment
 from flbench.engine.stacked_layers import exclude_padding, replace_convolutions
 from flbench.engine.stacked_tree import StackedTree
@@ -55,9 +55,7 @@ class Stack:
     Args:
         environment: Net, samples, device and precision.
         ids: [K] client ids.
-        settings: Settings of the round.
-        rows: The leaves that the clients keep between rounds, [K, ...] each.
-        dispatch: What the server sends to these clients.
+        work: What the clients compute.
 
     Attributes:
         ids: [K] client ids, in the present order of the clients.
@@ -74,12 +72,11 @@ class Stack:
         self,
         environment: StackEnvironment,
         ids: Tensor,
-        settings: RoundSettings,
-        rows: Tree,
-        dispatch: Dispatch,
+        work: LocalWork,
     ) -> None:
         env = self.environment = environment
-        self.settings = settings
+        self.work, self.settings = work, work.settings
+        rows, dispatch = work.rows(ids), work.dispatch(ids)
         self.ids = ids.numpy().copy()
         self.position = np.arange(len(ids))
         self.steps = np.zeros(len(ids), dtype=np.int64)

@@ -19,7 +19,7 @@ from flbench.core.types import Failure, Message, Results
 from flbench.core.user_code_errors import placed
 from flbench.data.federation import Federation
 from flbench.engine import captured_step, memory
-from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings, gathered
+from flbench.engine.base import Engine, LocalWork, gathered
 from flbench.engine.captured_step import CapturedSteps
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import StackedPhase
@@ -85,30 +85,15 @@ class VectorizedEngine(Engine):
             else None
         )
 
-    def run(
-        self,
-        program: LocalProgram,
-        ids: Tensor,
-        *,
-        rows: KeptRows,
-        dispatch: Dispatcher,
-        settings: RoundSettings,
-        observe: tuple[Step, ...] = (),
-    ) -> Results:
+    def run(self, work: LocalWork, ids: Tensor) -> Results:
         """Train the clients in blocks; see `Engine.run`."""
-        most = self.stacked(program, observe, settings.train.batch_size)
+        settings = work.settings
+        most = self.stacked(work.program, work.observe, settings.train.batch_size)
         # Nobody may take part in a round.
         groups = settings.groups(ids) if len(ids) else ()
         blocks = [block for group in groups for block in torch.split(group, most)]
-        parts = (
-            _run(
-                program,
-                Stack(self._environment, block, settings, rows(block), dispatch(block)),
-                observe,
-                self._captured,
-            )
-            for block in blocks
-        )
+        stacks = (Stack(self._environment, block, work) for block in blocks)
+        parts = (_run(stack, self._captured) for stack in stacks)
         return next(parts) if len(blocks) == 1 else gathered(parts, ids, settings.storage)
 
     def close(self) -> None:
@@ -134,13 +119,9 @@ class VectorizedEngine(Engine):
         return self._block
 
 
-def _run(
-    program: LocalProgram,
-    stack: Stack,
-    observe: tuple[Step, ...],
-    captured: CapturedSteps | None,
-) -> Results:
-    """Run a local program for one block of clients; see `Engine.run`."""
+def _run(stack: Stack, captured: CapturedSteps | None) -> Results:
+    """Run the local program of one block of clients; see `Engine.run`."""
+    program, observe = stack.work.program, stack.work.observe
     for step in program.steps:
         with naming(step, program, stack.leaves.names, stack.ctx.names):
             _execute(stack, step, captured)

@@ -9,7 +9,8 @@ import pickle
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from heapq import heapreplace
 from typing import Any, Final
 
@@ -18,19 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
-from flbench.core.types import Message, Results, Tree
+from flbench.core.tree import take
+from flbench.core.types import Dispatch, Message, Results, Tree
 from flbench.core.user_code_errors import as_errors
 from flbench.data.federation import Federation
-from flbench.engine.base import (
-    Dispatcher,
-    Engine,
-    KeptRows,
-    RoundSettings,
-    find_device,
-    gathered,
-)
+from flbench.engine.base import Engine, LocalWork, find_device, gathered
 from flbench.models.base import is_lightning
 from flbench.workers.pool import RESTARTS, LostError, Pool
 
@@ -68,27 +62,11 @@ class Worker:
         """Train clients; return their `Results`, and the warnings of their training.
 
         Args:
-            content: What `Call.packed` returns.
+            content: What `_for_worker` returns.
         """
-        program, ids, rows, dispatch, settings, observe = pickle.loads(content)
-        place = {client: k for k, client in enumerate(ids.tolist())}
-
-        def some(tree: Tree, wanted: Tensor) -> Tree:
-            index = torch.tensor([place[client] for client in wanted.tolist()])
-            return {name: value[index] for name, value in tree.items()}
-
-        def sent(wanted: Tensor) -> Message:
-            return Message(some(dispatch.rows.values, wanted), some(dispatch.rows.mask, wanted))
-
+        work, ids = pickle.loads(content)
         with warnings.catch_warnings(record=True) as warned, as_errors():
-            results = self.engine.run(
-                program,
-                ids,
-                rows=lambda wanted: some(rows, wanted),
-                dispatch=lambda wanted: replace(dispatch, rows=sent(wanted)),
-                settings=settings,
-                observe=observe,
-            )
+            results = self.engine.run(work, ids)
         said = {(str(one.message), _kind(one), one.filename, one.lineno): None for one in warned}
         return _packed((results, [*said]))
 
@@ -113,38 +91,28 @@ def _engine(
     return SequentialEngine(net, federation, config, stacks=stacks)
 
 
-@dataclass(frozen=True)
-class Call:
-    """Arguments of `Engine.run` besides the clients."""
+def _for_worker(work: LocalWork, ids: Tensor) -> bytes:
+    """Return what `Worker.run` takes for some clients: their work, with their own tensors."""
+    dispatch = work.dispatch(ids)
+    dispatch = replace(dispatch, numbers=dict(dispatch.numbers))
+    rows, sent = partial(_some, ids, work.rows(ids)), partial(_sent, ids, dispatch)
+    return _packed((replace(work, rows=rows, dispatch=sent), ids))
 
-    program: LocalProgram
-    rows: KeptRows
-    dispatch: Dispatcher
-    settings: RoundSettings
-    observe: tuple[Step, ...]
 
-    def run(self, engine: Engine, ids: Tensor) -> Results:
-        """Train some clients with an engine of this process."""
-        return engine.run(
-            self.program,
-            ids,
-            rows=self.rows,
-            dispatch=self.dispatch,
-            settings=self.settings,
-            observe=self.observe,
-        )
+def _some(ids: Tensor, tree: Tree, wanted: Tensor) -> Tree:
+    """Return the rows of some clients of a tree with those of the clients `ids`."""
+    return take(tree, (wanted[:, None] == ids).nonzero()[:, 1])
 
-    def packed(self, ids: Tensor) -> bytes:
-        """Return what `Worker.run` takes for some clients."""
-        dispatch = self.dispatch(ids)
-        dispatch = replace(dispatch, numbers=dict(dispatch.numbers))
-        given = self.program, ids, self.rows(ids), dispatch, self.settings, self.observe
-        return _packed(given)
+
+def _sent(ids: Tensor, dispatch: Dispatch, wanted: Tensor) -> Dispatch:
+    """Return what some of the clients `ids` are sent."""
+    rows, mask = (_some(ids, tree, wanted) for tree in (dispatch.rows.values, dispatch.rows.mask))
+    return replace(dispatch, rows=Message(rows, mask))
 
 
 def train_by_workers(
     pool: Pool,
-    call: Call,
+    work: LocalWork,
     parts: Sequence[Tensor],
     sizes: Tensor,
     tell: Callable[[str], None],
@@ -154,7 +122,7 @@ def train_by_workers(
 
     Args:
         pool: The workers.
-        call: What the clients train.
+        work: What the clients compute.
         parts: Ids of clients, in parts of which each one is trained by one worker.
         sizes: Numbers of samples of all clients.
         tell: Function that gets notes for the user.
@@ -165,16 +133,16 @@ def train_by_workers(
         CouldNotBeginError: A worker could not make its engine.
     """
     ids = torch.cat(list(parts))
-    work = [float((sizes[part] + 1).sum()) for part in parts]
+    loads = [float((sizes[part] + 1).sum()) for part in parts]
     turns = max(1, -(-sent * len(ids) // SENT))
-    left = deque(map(tuple, assign(work, min(len(parts), pool.most * turns))))
+    left = deque(map(tuple, assign(loads, min(len(parts), pool.most * turns))))
     losses: Counter[tuple[int, ...]] = Counter()
     found: list[Results] = []
     running = 0
     while left or running:
         while left and running < pool.most:
             piece = left.popleft()
-            pool.submit(piece, "run", call.packed(torch.cat([parts[k] for k in piece])))
+            pool.submit(piece, "run", _for_worker(work, torch.cat([parts[k] for k in piece])))
             running += 1
         for one in pool.ended(PERIOD):
             running -= 1
@@ -195,7 +163,7 @@ def train_by_workers(
             )
             left.append(one.key)
     seconds = max((one.observe_seconds for one in found), default=0.0)
-    return replace(gathered(found, ids, call.settings.storage), observe_seconds=seconds)
+    return replace(gathered(found, ids, work.settings.storage), observe_seconds=seconds)
 
 
 def assign(work: Sequence[float], workers: int) -> list[list[int]]:

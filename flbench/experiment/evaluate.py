@@ -24,7 +24,7 @@ from flbench.core.known_code import is_known
 from flbench.core.tree import take
 from flbench.core.types import Context, Dispatch, Results, Samples, State, Tree
 from flbench.data.federation import Federation
-from flbench.engine.base import STATISTIC_BATCH, Engine, RoundSettings, gathered
+from flbench.engine.base import STATISTIC_BATCH, Engine, LocalWork, RoundSettings, gathered
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.predictions import PARTS, SCALARS, Evaluation, positive_class
 from flbench.experiment.rounds import deployments
@@ -606,14 +606,10 @@ class Evaluator:
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        results = self.engine.run(
-            LocalProgram((*model.steps, *write), keeps),
-            ids,
-            rows=partial(take, model.state.clients),
-            dispatch=model.dispatched,
-            settings=model.settings,
-            observe=observe,
-        )
+        program = LocalProgram((*model.steps, *write), keeps)
+        rows = partial(take, model.state.clients)
+        work = LocalWork(program, rows, model.dispatched, model.settings, observe)
+        results = self.engine.run(work, ids)
         if not results.failures:
             return results
         failed = torch.tensor([failure.client for failure in results.failures])

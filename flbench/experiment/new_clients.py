@@ -27,7 +27,7 @@ from flbench.config.schema import ScheduleConfig
 from flbench.core.rng import Draw
 from flbench.core.tree import put_, take
 from flbench.core.types import Context, Dispatch, Message, State, Tree
-from flbench.engine.base import RoundSettings
+from flbench.engine.base import LocalWork, RoundSettings
 from flbench.experiment import hook_checks
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.communication import DispatchMeter, apply_mask, row_bytes
@@ -255,13 +255,9 @@ class NewClients:
             hook_checks.dispatch(self.algorithm, "join", found, len(some))
             return received.counted(some, found)
 
-        results = self.experiment.engine.run(
-            joining.program,
-            ids,
-            rows=partial(take, state.clients),
-            dispatch=dispatched,
-            settings=self._settings,
-        )
+        rows = partial(take, state.clients)
+        work = LocalWork(joining.program, rows, dispatched, self._settings)
+        results = self.experiment.engine.run(work, ids)
         put_(state.clients, results.ids, results.kept)
         if joining.aggregate is None or not len(results.ids):
             return Joined(state, joining.adapts, received)

@@ -19,7 +19,7 @@ from flbench.core.rng import Draw, seeded
 from flbench.core.tree import put_, take
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.core.wording import listed
-from flbench.engine.base import Engine, RoundSettings
+from flbench.engine.base import Engine, LocalWork, RoundSettings
 from flbench.experiment import hook_checks, own_methods
 from flbench.experiment.communication import DispatchMeter, apply_mask, row_bytes
 
@@ -211,14 +211,8 @@ def train(
             return meter.counted(some, sent)
 
         with hook_checks.unwritten(algorithm, "dispatch", "server", state.server):
-            results = engine.run(
-                program,
-                ids,
-                rows=partial(take, state.clients),
-                dispatch=dispatched,
-                settings=settings,
-                observe=observe,
-            )
+            rows = partial(take, state.clients)
+            results = engine.run(LocalWork(program, rows, dispatched, settings, observe), ids)
     return Trained(program, results, meter.total())
 
 

@@ -36,7 +36,7 @@ from flbench.core.types import Dispatch, Results, Samples, State, Tree
 from flbench.core.user_code_errors import user_line
 from flbench.core.wording import listed
 from flbench.data.federation import Federation
-from flbench.engine.base import Engine, RoundSettings
+from flbench.engine.base import Engine, LocalWork, RoundSettings
 from flbench.experiment import hook_checks, rounds
 from flbench.experiment.communication import apply_masks
 from flbench.experiment.predictions import Predict
@@ -246,13 +246,13 @@ class Smoke:
             before = shortened(model.program or LocalProgram(()), STEPS).steps
             try:
                 with _ending(), self.draws():
-                    results = engine.run(
+                    work = LocalWork(
                         LocalProgram((*before, _observed(model))),
-                        self.ids[:1],
                         rows=partial(take, state.clients),
                         dispatch=partial(_dispatched, model),
                         settings=rounds.settings_of(method, state),
                     )
+                    results = engine.run(work, self.ids[:1])
             except UnknownNameError as error:
                 place = f"`algorithm.name={method.name}`, the model `{name}` of `deploy`"
                 raise error.placed(place) from error

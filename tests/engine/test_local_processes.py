@@ -23,6 +23,7 @@ from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Samples
 from flbench.engine import local_processes as local
 from flbench.engine import worker
+from flbench.engine.base import LocalWork
 from flbench.engine.local_processes import LocalEngine
 from flbench.experiment import evaluate, rounds
 from flbench.testing.setting import NET
@@ -245,13 +246,13 @@ def test_workers_take_the_gpus_of_the_machine_in_turn(monkeypatch, visible, gpus
     used = built.config.engine.altered(device="cuda", workers=3)
     settings = rounds.settings_of(built.algorithm, built.start())
     program = LocalProgram((Transform(gpu_of),), sends=frozenset({"head.bias"}))
-    given = {"rows": lambda _: {}, "dispatch": lambda _: Dispatch(), "settings": settings}
+    work = LocalWork(program, lambda _: {}, lambda _: Dispatch(), settings)
 
     with closing(opened(with_engine(built, used))) as engine:
-        first = engine.run(program, torch.arange(3), **given)
+        first = engine.run(work, torch.arange(3))
         for one in workers_of(os.getpid()):
             os.kill(one, signal.SIGKILL)
-        second = engine.run(program, torch.arange(3), **given)
+        second = engine.run(work, torch.arange(3))
         state = played(built, engine, 1)
 
     for found in (first, second):  # three workers: one GPU has two of them
@@ -314,10 +315,8 @@ def trained(engine, function):
     built = build(*KEYS["sequential"])
     settings = rounds.settings_of(built.algorithm, built.start())
     program = LocalProgram((Transform(Calling(function)),))
-    ids = torch.arange(5)
-    return engine.run(
-        program, ids, rows=lambda _: {}, dispatch=lambda _: Dispatch(), settings=settings
-    )
+    work = LocalWork(program, lambda _: {}, lambda _: Dispatch(), settings)
+    return engine.run(work, torch.arange(5))
 
 
 def dies():
@@ -436,6 +435,7 @@ import os, sys, time
 import torch
 from flbench.client.program import LocalProgram, Transform
 from flbench.core.types import Dispatch
+from flbench.engine.base import LocalWork
 from flbench.engine.local_processes import LocalEngine
 from flbench.engine.sequential import SequentialEngine
 from flbench.experiment import rounds
@@ -459,11 +459,12 @@ used, net = built.config.engine, Net()
 engine = LocalEngine(
     SequentialEngine(net, built.federation, used), net, built.federation, used, print
 )
-found = engine.run(
-    LocalProgram((Transform(who),), sends=frozenset({"head.bias"})), torch.arange(5),
+work = LocalWork(
+    LocalProgram((Transform(who),), sends=frozenset({"head.bias"})),
     rows=lambda _: {}, dispatch=lambda _: Dispatch(),
     settings=rounds.settings_of(built.algorithm, built.start()),
 )
+found = engine.run(work, torch.arange(5))
 print(os.getpid(), *sorted(set(found.sent.values["head.bias"][:, 0].int().tolist())), flush=True)
 time.sleep(100)
 """

@@ -13,6 +13,7 @@ from flbench.config.sources import from_overrides
 from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch
+from flbench.engine.base import LocalWork
 from flbench.experiment import lifecycle, rounds
 from flbench.testing.setting import NET
 from tests.engine.playing import played
@@ -47,13 +48,10 @@ def processes_of(engine) -> set[int]:
         return {"head.bias": torch.full((10,), float(os.getpid()))}
 
     built = build(*KEYS)
-    found = engine.run(
-        LocalProgram((Transform(who),), sends=frozenset({"head.bias"})),
-        torch.arange(5),
-        rows=lambda ids: {},
-        dispatch=lambda ids: Dispatch(),
-        settings=rounds.settings_of(built.algorithm, built.start()),
-    )
+    program = LocalProgram((Transform(who),), sends=frozenset({"head.bias"}))
+    settings = rounds.settings_of(built.algorithm, built.start())
+    work = LocalWork(program, lambda ids: {}, lambda ids: Dispatch(), settings)
+    found = engine.run(work, torch.arange(5))
     return set(found.sent.values["head.bias"][:, 0].int().tolist())
 
 

@@ -17,7 +17,7 @@ from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Samples
 from flbench.data import batches
 from flbench.engine import sequential
-from flbench.engine.base import RoundSettings, open_device
+from flbench.engine.base import LocalWork, RoundSettings, open_device
 from flbench.engine.sequential import SequentialEngine
 from flbench.losses import CrossEntropy
 from flbench.models.base import net_leaves
@@ -39,14 +39,14 @@ def mlp():
 
 
 def go(experiment, program, ids=(1,), rows=None, dispatch=None, observe=(), factor=1.0):
-    return experiment.engine.run(
+    work = LocalWork(
         program,
-        torch.tensor(ids),
         rows=lambda i: {} if rows is None else {name: value[i] for name, value in rows.items()},
         dispatch=lambda i: Dispatch() if dispatch is None else dispatch(i),
         settings=RoundSettings(TrainConfig(), DRAW, factor),
         observe=observe,
     )
+    return experiment.engine.run(work, torch.tensor(ids))
 
 
 def everything(experiment) -> frozenset[str]:

@@ -16,7 +16,7 @@ from flbench.core.parts import offered
 from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Samples
 from flbench.engine import stacked_training
-from flbench.engine.base import RoundSettings
+from flbench.engine.base import LocalWork, RoundSettings
 from flbench.engine.stacked_layers import (
     exclude_padding,
     has_small_patches,
@@ -49,14 +49,14 @@ def engines(request):
 
 
 def go(experiment, program, ids=CLIENTS, rows=None, dispatch=None, train=None, observe=()):
-    return experiment.engine.run(
+    work = LocalWork(
         program,
-        torch.tensor(ids),
         rows=lambda i: {} if rows is None else {name: value[i] for name, value in rows.items()},
         dispatch=lambda i: Dispatch() if dispatch is None else dispatch(i),
         settings=RoundSettings(train or TrainConfig(batch_size=16), Draw(0, (3,), 5)),
         observe=observe,
     )
+    return experiment.engine.run(work, torch.tensor(ids))
 
 
 def assert_close(a, b, tiny=TINY):
@@ -293,13 +293,8 @@ def test_nobody_may_take_part_in_a_round(engines):
     program = LocalProgram((phase(),), engines[0].algorithm.setting.net.names("all"))
 
     for one in engines:
-        results = one.engine.run(
-            program,
-            nobody,
-            rows=lambda _: {},
-            dispatch=lambda _: Dispatch(),
-            settings=settings,
-        )
+        work = LocalWork(program, lambda _: {}, lambda _: Dispatch(), settings)
+        results = one.engine.run(work, nobody)
         assert results.ids.tolist() == []
         assert results.failures == ()
 

@@ -29,9 +29,9 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-    def run(self, program, ids, **keys):
+    def run(self, work, ids):
         self.clients += len(ids)
-        return self.engine.run(program, ids, **keys)
+        return self.engine.run(work, ids)
 
 
 @pytest.fixture(params=["fedavg", "ditto", "fedproto", "local", "hfcd", "apfl"])
