@@ -5,23 +5,29 @@
 Each figure is a line of JSON on standard output as soon as it is known. The samples are random. A
 measurement that fails has a line with its error, and the next one follows.
 
+- `tests`: the tests of tests/engine/test_gpu.py that pytest's expression `-k KEY` selects, each one
+  with its outcome; without a GPU they are skipped.
 - `table`: client steps per second of the vectorized engine for four nets.
 - `weights`: methods and nets with CUDA graphs and without: seconds, whether two runs and a resumed
   one have equal digests, and how far the weights are from those of a CPU in float64.
 - `engines`: the default beside both engines for six nets.
+- `rounds`: seconds of a round of 50 clients of five steps, and of those that are no steps.
 - `start`: seconds until a command trains its first round, beside the import of its libraries.
-- `trials`: four trainings one after the other, and at the same time.
+- `trials`: a training, four at the same time, and one of four times the clients.
 """
 
 import argparse
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -117,6 +123,25 @@ def rate(asked: argparse.Namespace, *keys: str) -> dict[str, Any]:
     return rates
 
 
+def tests(asked: argparse.Namespace, folder: Path) -> None:
+    """Run tests of what a GPU computes, without the settings and plugins of pytest."""
+    file = HERE.parent / "tests" / "engine" / "test_gpu.py"
+    plain = ["-c", os.devnull, "--rootdir", str(HERE.parent), "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-v", "--disable-warnings", *plain]
+    with subprocess.Popen(
+        [*command, "--basetemp", str(folder / "t"), "-m", "gpu", "-k", asked.keys[0], str(file)],
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        for line in process.stdout or ():
+            sys.stderr.write(line)
+            if found := re.match(r"\S+::(.+) (PASSED|FAILED|ERROR|SKIPPED)", line):
+                emit(asked, test=found[1], outcome=found[2].lower())
+    if process.returncode:
+        sys.exit(process.returncode)
+
+
 def table(asked: argparse.Namespace, folder: Path) -> None:
     """Measure the nets of TABLE."""
     for net, (kind, clients, samples, keys) in TABLE.items():
@@ -146,6 +171,16 @@ class Kept(fl.Callback):
 
     def on_run_end(self, run: Any) -> None:
         self.weights = [run.weights(client) for client in range(run.clients)]
+
+
+class Clock(fl.Callback):
+    """Keeps the time at which each round has ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_round_end(self, run: Any, metrics: Any) -> None:
+        self.times.append(time.perf_counter())
 
 
 class Interrupt(fl.Callback):
@@ -214,6 +249,32 @@ def compared(asked: argparse.Namespace, folder: Path, keys: list[str]) -> dict[s
     }
 
 
+def rounds(asked: argparse.Namespace, folder: Path) -> None:
+    """Measure rounds of five and of 25 steps of 50 clients, without evaluations.
+
+    The difference of both is the time of 20 steps of these clients.
+    """
+    clients, length = (4, 8) if asked.tiny else (1000, 60)
+
+    def measured(epochs: int) -> float:
+        """Return the median seconds from the end of a round to that of the next one."""
+        every = ["algorithm=fedavg", *federation(folder, "color", clients, 50)]
+        every += ["train.batch_size=10", f"train.local_epochs={epochs}", f"train.rounds={length}"]
+        every += [f"model.name={SIMPLE_CNN}", f"train.participation={min(1, 50 / clients)}"]
+        every += [f"evaluation.every={length}", f"output.dir={folder}", "engine.name=vectorized"]
+        every += [f"engine.device={asked.device}", *asked.keys]
+        clock = Clock()
+        lifecycle.run(*resolve([from_overrides(every)]), [clock])
+        return median(np.diff(clock.times)[length // 2 : -1])
+
+    def both() -> dict[str, Any]:
+        short, long = measured(1), measured(5)
+        around = short - (long - short) / 4
+        return {"round_s": round(short, 5), "around_steps_s": round(around, 5)}
+
+    tried(asked, both, clients=min(clients, 50), steps=5)
+
+
 def start(asked: argparse.Namespace, folder: Path) -> None:
     """Measure the time until a command trains, and that of an import; each once to warm up."""
     keys = [*federation(folder, "grey", 10, 40), f"engine.device={asked.device}", *asked.keys]
@@ -237,32 +298,46 @@ def start(asked: argparse.Namespace, folder: Path) -> None:
 
 
 def trials(asked: argparse.Namespace, folder: Path) -> None:
-    """Measure four trainings one after the other, and at the same time; and a study's."""
-    size = (4, 40) if asked.tiny else (50, 320)
-    data = [*federation(folder, "grey", *size), f"engine.device={asked.device}", *asked.keys]
-    keys = [*data, "partition.split=[0.8,0.1,0.1]", "model.name=lenet5"]
-    keys += [f"train.rounds={2 if asked.tiny else 40}"]
+    """Measure a training, four at the same time, and one of four times the clients.
 
-    def seconds(*commands: Sequence[str]) -> dict[str, Any]:
-        """Run commands at the same time."""
+    The last one has the steps of four trials whose clients are stacked in one process.
+    """
+    clients, samples, length = (4, 40, 2) if asked.tiny else (50, 320, 40)
+
+    def trained(clients: int, count: int) -> dict[str, Any]:
+        """Train at the same time; return seconds of all, and of the rounds of each."""
+        data = federation(folder, "grey", clients, samples)
+        command = [sys.executable, "-m", "flbench", "run", "fedavg", "--json", *data, *asked.keys]
+        command += ["model.name=lenet5", "model.norm=none", "train.participation=1"]
+        command += [f"train.rounds={length}", "evaluation.every=10"]
+        command += [f"engine.device={asked.device}", "engine.name=vectorized"]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         begin = time.perf_counter()
-        flbench = [sys.executable, "-m", "flbench"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        started = [subprocess.Popen([*flbench, *one, *keys], **quiet) for one in commands]
-        errors = [one.communicate()[1][-300:] for one in started if one.wait()]
-        return {"seconds": time.perf_counter() - begin, **({"errors": errors} if errors else {})}
+        outs = [["--out", str(folder / f"{clients}-{count}-{k}")] for k in range(count)]
+        started = [subprocess.Popen([*command, *out], **pipes) for out in outs]
+        printed = [one.communicate() for one in started]
+        whole = time.perf_counter() - begin
+        if errors := [printed[k][1][-400:] for k, one in enumerate(started) if one.returncode]:
+            raise RuntimeError(errors[0])
+        runs = [json.loads(output)["runs"][0] for output, _ in printed]
+        return {
+            "steps": sum(one["steps"] for one in runs),
+            "whole": round(whole, 2),
+            "train": [one["seconds"]["train"] for one in runs],
+        }
 
-    one = ["run", "fedavg", "--out", str(folder / "runs")]
-    tried(asked, lambda: seconds(one), name="one run")
-    tried(asked, lambda: seconds(*[one] * 4), name="four runs at the same time")
-    study = ["tune", "--algo", "fedavg", "--trials", "4", "--seeds", "0", "--scheduler", "none"]
-    for jobs, share in ((1, 1), (4, 0.25)):
-        more = ["--jobs", f"{jobs}", "--out", str(folder / f"{jobs}")]
-        more += [] if asked.device == "cpu" else ["--gpus-per-trial", f"{share}"]
-        tried(asked, lambda more=more: seconds([*study, *more]), name=f"study, {jobs} at a time")
+    cases = {
+        "one trial": (clients, 1),
+        "four trials at the same time": (clients, 4),
+        "one run of four times the clients": (4 * clients, 1),
+    }
+    for name, case in cases.items():
+        tried(asked, lambda case=case: trained(*case), name=name)
 
 
-PARTS: Final = {one.__name__: one for one in (table, weights, engines, start, trials)}
+PARTS: Final = {
+    one.__name__: one for one in (tests, table, weights, engines, rounds, start, trials)
+}
 
 
 def main() -> None:
@@ -273,8 +348,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="few clients, to try the script")
     parser.add_argument("keys", nargs="*", metavar="key=value")
     asked = parser.parse_intermixed_args()
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    emit(asked, gpu=gpu, torch=torch.__version__, cuda=torch.version.cuda)
+    emit(asked, torch=torch.__version__, cuda=torch.version.cuda)
     with TemporaryDirectory() as folder:
         PARTS[asked.part](asked, Path(folder))
 

@@ -1,15 +1,20 @@
 #!/usr/bin/env bash
-# Measures flbench on a GPU in at most 8 minutes, the most valuable figures first. On a machine with a
-# GPU and without a network, these are the two commands:
+# Measures flbench on a GPU. On a machine with a GPU and without a network, these are the commands:
 #
-#   benchmarks/gpu.sh prepare build/wheels                       (anywhere; carry the folder with the checkout)
-#   WHEELS=build/wheels benchmarks/gpu.sh OUT_DIR [PART ...]     (there; the second time with the parts that are missing)
+#   benchmarks/gpu.sh prepare build/wheels                  (anywhere; carry the folder with the checkout)
+#   WHEELS=build/wheels benchmarks/gpu.sh OUT_DIR first     (there, at most 6 minutes)
+#   WHEELS=build/wheels benchmarks/gpu.sh OUT_DIR second    (there, at most 6 minutes)
 #
-# Each figure is a line of OUT_DIR/gpu.jsonl as soon as it is known, and a line says how each part has ended: its
-# exit code (124: stopped at its limit) and its seconds. Messages are in OUT_DIR/gpu.log. PYTHON names the
-# interpreter (default python3), DATA a folder with cifar10 (default data; without it images are random), LIMIT
-# the number of seconds after which nothing more begins, and what runs is stopped (default 480).
-# DEVICE=cpu SIZE=tiny tries the script without a GPU, in about six minutes on two cores.
+# The first group has the tests of CUDA graphs, the table of client steps per second, the published
+# settings and the comparison of weights; the second one what is left, in the order of its value.
+# Names of parts in the place of a group measure these parts. Without a name all parts are measured.
+#
+# Each figure is a line of OUT_DIR/gpu.jsonl as soon as it is known, and a line says how each part has
+# ended: its exit code (124: stopped at its limit; null: not begun) and its seconds. A part that fails
+# stops no other one. Messages are in OUT_DIR/gpu.log. PYTHON names the interpreter (default python3),
+# DATA a folder with cifar10 (without it images are random), LIMIT the number of seconds after which
+# nothing more begins, and what runs is stopped (default 360). DEVICE=cpu SIZE=tiny LIMIT=1800 tries
+# all parts without a GPU, in about five minutes on two cores.
 set -uo pipefail
 
 python=${PYTHON:-python3}
@@ -18,7 +23,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 if [ "$1" = prepare ]; then # for Python 3.12 on Linux; scikit-posthocs without what it needs, which is there
   install=("$python" -m pip install --quiet --upgrade --target "$2" --only-binary=:all: --python-version "${VERSION:-3.12}"
     --implementation cp --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64)
-  "${install[@]}" pydantic platformdirs && "${install[@]}" --no-deps scikit-posthocs "${@:3}"
+  "${install[@]}" pydantic platformdirs pytest && "${install[@]}" --no-deps scikit-posthocs "${@:3}"
   exit
 fi
 
@@ -28,15 +33,18 @@ wheels=${WHEELS:+$(cd "$WHEELS" && pwd)}
 data=$(cd "${DATA:-.}" && pwd)
 export PYTHONPATH=$(dirname "$here")${wheels:+:$wheels}${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 device=(--device "${DEVICE:-cuda}")
+tf32=engine.precision=tf32
+[ "${DEVICE:-cuda}" = cpu ] && tf32=engine.precision=32-true # TF32 needs a GPU
 tiny=() scale=()
 [ "${SIZE:-full}" = tiny ] && tiny=(--tiny) scale=(--scale 0.0001)
 
 # part NAME SECONDS SCRIPT ARGUMENT ...: runs a script, and appends its lines, unless other parts are asked for.
 part() {
-  local name=$1 limit=$2 left=$((${LIMIT:-480} - SECONDS)) begin=$EPOCHREALTIME code=0
-  [[ ${#parts[@]} -eq 0 || " ${parts[*]} " = *" $name "* ]] || return 0
+  local name=$1 limit=$2 left=$((${LIMIT:-360} - SECONDS)) begin=$EPOCHREALTIME code=0
+  [[ " ${asked[*]:-$name} " =~ " "($name|$group)" " ]] || return 0
+  [ "${SIZE:-full}" = full ] || limit=$left
   [ "$left" -gt 0 ] || { echo "{\"ended\": \"$name\", \"exit_code\": null}" | tee -a "$out/gpu.jsonl"; return 0; }
-  (cd "$work" && timeout $((limit < left ? limit : left)) "$python" "$here/${@:3:1}" "${@:4}" 2>>"$out/gpu.log") |
+  (cd "$work" && timeout --kill-after=5 $((limit < left ? limit : left)) "$python" "$here/${@:3:1}" "${@:4}" 2>>"$out/gpu.log") |
     tee -a "$out/gpu.jsonl" || code=$?
   echo "{\"ended\": \"$name\", \"exit_code\": $code, \"seconds\": $(awk "BEGIN {print $EPOCHREALTIME - $begin}")}" |
     tee -a "$out/gpu.jsonl"
@@ -50,22 +58,31 @@ publish() { part "$1" "$2" peers/peer_flbench.py "$3" "${device[@]}" "${scale[@]
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-parts=("${@:2}")
+asked=("${@:2}")
+card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>>"$out/gpu.log") || card=none
+echo "{\"gpu\": \"$card\", \"asked\": \"${asked[*]}\"}" | tee -a "$out/gpu.jsonl"
 
+group=first
+measure tests 75 tests "(graphs or captured) and not lenet5-on"
 measure table 60 table
-publish d 75 d
-publish e 40 e
-publish f 70 f
+publish d 110 d
+publish e 45 e
+publish f 80 f
 measure weights 100 weights
-measure start 60 start
-measure table-tf32 40 table engine.precision=tf32
+
+group=second
 measure engines 60 engines
+measure rounds 40 rounds
+measure start 60 start
+measure table-compiled 120 table engine.compile=on
+measure table-tf32 40 table "$tf32"
+publish d-tf32 75 d "$tf32"
+measure trials 90 trials
+publish d-compiled 90 d engine.compile=on
+measure table-both 120 table engine.compile=on "$tf32"
 publish e18 60 e18
-measure table-compiled 130 table engine.compile=on
-measure table-both 130 table engine.compile=on engine.precision=tf32
-publish d-compiled 75 d engine.compile=on
-publish d-tf32 75 d engine.precision=tf32
-publish e18-tf32 60 e18 engine.precision=tf32
+publish e18-tf32 60 e18 "$tf32"
+measure tests-methods 120 tests test_methods
+measure tests-compiled 150 tests "lenet5-on"
 publish e-compiled 60 e engine.compile=on
 publish f-compiled 75 f engine.compile=on
-measure trials 150 trials
