@@ -129,7 +129,7 @@ def _run(stack: Stack, captured: CapturedSteps | None) -> Results:
     names = [name for name in stack.leaves.names if name in program.keeps | program.sends]
     stack.leaves.stack([*names, *(mask for _, mask in program.masks)], len(stack))
     finite = _are_finite(stack, names)
-    finished = torch.stack(list(finite.values())).all(dim=0)  # [leaves + 1, K] -> [K]
+    finished = torch.stack(list(finite.values())).all(dim=0).cpu()  # [leaves + 1, K] -> [K]
     order = torch.from_numpy(stack.position).argsort()
     failures = tuple(
         Failure(
@@ -191,7 +191,7 @@ def _execute(stack: Stack, step: Step, captured: CapturedSteps | None = None) ->
 
 
 def _are_finite(stack: Stack, names: list[str]) -> dict[str, Tensor]:
-    """Return [K] bool on the CPU by name of a leaf, and for the loss under the name "".
+    """Return [K] bool by name of a leaf, and for the loss under the name "".
 
     Args:
         stack: The clients.
@@ -200,14 +200,14 @@ def _are_finite(stack: Stack, names: list[str]) -> dict[str, Tensor]:
     """
     stacked = stack.leaves.stacked
     checked = [n for n in stack.leaves.names if n in stacked] if stack.steps.any() else names
-    return {n: _is_finite(stacked[n]) for n in checked} | {"": stack.loss.isfinite().cpu()}
+    return {n: _is_finite(stacked[n]) for n in checked} | {"": stack.loss.isfinite()}
 
 
 def _is_finite(rows: Tensor) -> Tensor:
-    """Return [K] bool on the CPU: whether all entries of each row of a leaf [K, ...] are finite."""
+    """Return [K] bool: whether all entries of each row of a leaf [K, ...] are finite."""
     if not rows.is_floating_point():
-        return torch.ones(len(rows), dtype=torch.bool)
-    return rows.abs().reshape(len(rows), -1).sum(dim=1, dtype=torch.float64).isfinite().cpu()
+        return rows.new_ones(len(rows), dtype=torch.bool)
+    return rows.abs().reshape(len(rows), -1).sum(dim=1, dtype=torch.float64).isfinite()
 
 
 def _failure_reason(bad: list[str]) -> str:
