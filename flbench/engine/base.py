@@ -160,13 +160,16 @@ def open_device(config: EngineConfig) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA reads it at its start
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = False
-        # TF32 has 10 bits of mantissa instead of 23.
-        torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
-        torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
+        allow_tf32(config.precision == "tf32")
         return device
     check_precision(config, device)
     keep_freed_memory()
     return device
+
+
+def allow_tf32(is_on: bool) -> None:
+    """Let GPUs round the factors of float32 products to TF32: 10 bits of mantissa instead of 23."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_on
 
 
 def check_precision(config: EngineConfig, device: torch.device) -> None:

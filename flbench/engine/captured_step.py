@@ -8,14 +8,17 @@ graphs and copies the results back. The host only decides which graph takes the 
 from collections import Counter
 from collections.abc import Callable, Hashable
 from copy import copy
+from time import perf_counter
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from flbench.config.schema import EngineConfig
 from flbench.core.types import Tree
 from flbench.core.user_code_errors import user_line
+from flbench.engine.base import allow_tf32
 from flbench.engine.stacked_training import StackedOptimizer, StackedPhase
 from flbench.engine.stacked_tree import StackedTree
 
@@ -26,6 +29,8 @@ WARM: Final = 3
 """Steps of a kind before its capture, in which libraries choose their kernels."""
 KEPT: Final = 8
 """Phases, times sizes of blocks, whose graphs are kept."""
+GAIN: Final = 1.2
+"""How many times as fast TF32 has to be for a note that names it."""
 
 Kind = tuple[int, bool]
 """Number of clients of a graph, and whether each of them takes a step without padded rows."""
@@ -36,14 +41,15 @@ class CapturedSteps:
 
     Args:
         device: The device of the engine.
-        tell: Function that gets notes for the user: what cannot be captured, once each.
-        compiles: Whether gradients are compiled (`engine.compile`).
+        config: Whether gradients are compiled, and the precision.
+        tell: Function that gets notes for the user, once each: what cannot be captured, and how
+            much faster TF32 would be.
     """
 
     def __init__(
-        self, device: torch.device, tell: Callable[[str], None] | None, *, compiles: bool = False
+        self, device: torch.device, config: EngineConfig, tell: Callable[[str], None] | None
     ) -> None:
-        self.compiles = compiles
+        self.compiles, self._tries_tf32 = config.compile == "on", False
         self._device, self._tell = device, tell
         self._told, self._has_failed = set[str](), False
         self._kept: list[StaticPhase] = []  # the one that was used last comes last
@@ -51,6 +57,10 @@ class CapturedSteps:
         if device.type == "cuda":
             self._index = torch.cuda.current_device() if device.index is None else device.index
             self._stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
+            # What is compiled would have to be compiled again.
+            is_usual = config.precision == "32-true" and not self.compiles
+            has_tf32 = torch.cuda.get_device_capability(self._index) >= (8, 0)
+            self._tries_tf32 = is_usual and has_tf32 and tell is not None
             # Graphs leave nothing in their own memory, so all of them share it.
             self._pool = torch.cuda.graph_pool_handle()
 
@@ -66,6 +76,8 @@ class CapturedSteps:
         self._kept = [*(one for one in self._kept if one is not static), static][-KEPT:]
         with torch.cuda.device(self._index):
             static.train(phase)
+            if self._tries_tf32:
+                self._try_tf32(static.first_step(phase))
         return True
 
     def _note(self, reason: str) -> None:
@@ -73,6 +85,35 @@ class CapturedSteps:
         if self._tell is not None and reason not in self._told:
             self._told.add(reason)
             self._tell(f"a training phase is computed without CUDA graphs: {reason}")
+
+    def _try_tf32(self, step: Callable[[], None]) -> None:
+        """Tell the user, once, how much faster graphs of steps would be with TF32."""
+        self._tries_tf32, seconds = False, list[float]()
+        try:
+            for is_on in (False, True):
+                allow_tf32(is_on)
+                seconds.append(self._seconds(step))
+        finally:
+            allow_tf32(False)
+        gain = seconds[0] / seconds[1]
+        if self._tell is not None and gain >= GAIN and not self._has_failed:
+            self._tell(
+                f"engine.precision=tf32 would take a training step {gain:.1f} times as fast;"
+                " docs/guides/clusters.md says what it changes"
+            )
+
+    def _seconds(self, step: Callable[[], None]) -> float:
+        """Return the seconds of a few replays of a step's graph."""
+        for _ in range(WARM):
+            step()
+        replay = self.captured(step)
+        replay()
+        torch.cuda.synchronize()
+        begin = perf_counter()
+        for _ in range(WARM):
+            replay()
+        torch.cuda.synchronize()
+        return perf_counter() - begin
 
     def captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return the graph of a step as a function, or `step` if it cannot be captured."""
@@ -159,6 +200,16 @@ class StaticPhase:
         for one, other in zip(phase.recordings, mine.recordings, strict=True):
             for name, value in other.reduced.items():
                 one.reduced[name].copy_(value)
+
+    def first_step(self, phase: StackedPhase) -> Callable[[], None]:
+        """Return a function that takes the first step of a phase that has been trained, again."""
+        kind = self._kind(phase, 0)
+
+        def step() -> None:
+            self._number.zero_()
+            self._step(*kind)
+
+        return step
 
     def _kind(self, phase: StackedPhase, step: int) -> Kind:
         """Return the kind of the graph that takes a step; there are at most four."""

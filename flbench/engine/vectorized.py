@@ -79,11 +79,7 @@ class VectorizedEngine(Engine):
         self._block = config.block
         env = self._environment = StackEnvironment(deepcopy(net), federation, config)
         is_captured = env.device.type in captured_step.DEVICES
-        self._captured = (
-            CapturedSteps(env.device, tell, compiles=config.compile == "on")
-            if is_captured
-            else None
-        )
+        self._captured = CapturedSteps(env.device, config, tell) if is_captured else None
 
     def run(self, work: LocalWork, ids: Tensor) -> Results:
         """Train the clients in blocks; see `Engine.run`."""

@@ -16,7 +16,7 @@ from flbench.config.schema import TrainConfig
 from flbench.config.sources import from_overrides, from_values
 from flbench.core.parts import offered
 from flbench.core.registry import ALGORITHMS
-from flbench.engine import captured_step, memory
+from flbench.engine import base, captured_step, memory, vectorized
 from flbench.engine.vectorized import VectorizedEngine
 from flbench.experiment import assembly
 from flbench.testing import after
@@ -194,3 +194,60 @@ def test_compiled_gradients_are_the_ordinary_ones(monkeypatch):
             found.append(after(assembly.build(resolve(layers)[0]), 2))
 
     assert_states_are_close(*found)
+
+
+class Pretended(captured_step.CapturedSteps):
+    """Steps of a GPU that is `gain` times as fast in TF32; on a CPU the ordinary ones."""
+
+    gain, flags = 1.94, ()
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self._tries_tf32 = True
+
+    def _seconds(self, step):
+        for _ in range(3):
+            step()
+        now = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        type(self).flags = (*self.flags, now)
+        if self.gain is None:
+            raise RuntimeError
+        return 1.0 if any(now) else self.gain
+
+
+def rounds_with_tf32(monkeypatch, gain):
+    """Train two rounds with the measurement of TF32; return results, notes and flags in it."""
+    base.allow_tf32(False)
+    monkeypatch.setattr(Pretended, "gain", gain)
+    monkeypatch.setattr(Pretended, "flags", ())
+    monkeypatch.setattr(captured_step, "DEVICES", STATIC)
+    built, notes = build("engine.name=vectorized", "engine.workers=1", "model.name=lenet5"), []
+    program = LocalProgram((phase(epochs=2),), built.algorithm.setting.net.names("all"))
+    results = []
+    for kind in (captured_step.CapturedSteps, Pretended):
+        monkeypatch.setattr(vectorized, "CapturedSteps", kind)
+        engine = VectorizedEngine(built.net, built.federation, built.config.engine, notes.append)
+        try:
+            results += [go(replace(built, engine=engine), program) for _ in range(2)]
+        finally:
+            assert not torch.backends.cuda.matmul.allow_tf32
+            assert not torch.backends.cudnn.allow_tf32
+    return results, notes, Pretended.flags
+
+
+@pytest.mark.parametrize(("gain", "told"), [(1.94, 1), (1.1, 0)])
+def test_a_note_names_tf32_once_and_leaves_the_weights_as_they_are(gain, told, monkeypatch):
+    results, notes, flags = rounds_with_tf32(monkeypatch, gain)
+
+    assert len(notes) == told
+    assert all("engine.precision=tf32" in note and "1.9" in note for note in notes)
+    assert flags == ((False, False), (True, True))
+    first, *others = results
+    for other in others:
+        assert torch.equal(first.losses, other.losses)
+        assert all(torch.equal(first.kept[name], other.kept[name]) for name in first.kept)
+
+
+def test_tf32_is_off_after_a_measurement_that_fails(monkeypatch):
+    with pytest.raises(RuntimeError):
+        rounds_with_tf32(monkeypatch, None)
