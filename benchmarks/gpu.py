@@ -136,7 +136,7 @@ def tests(asked: argparse.Namespace, folder: Path) -> None:
     ) as process:
         for line in process.stdout or ():
             sys.stderr.write(line)
-            if found := re.match(r"\S+::(.+) (PASSED|FAILED|ERROR|SKIPPED)", line):
+            if found := re.match(r"\S+::(.+) (\w*(?:PASSED|FAILED|ERROR|SKIPPED)\S*)", line):
                 emit(asked, test=found[1], outcome=found[2].lower())
     if process.returncode:
         sys.exit(process.returncode)
@@ -206,7 +206,8 @@ def weights(asked: argparse.Namespace, folder: Path) -> None:
     for name, (method, kind, keys) in METHODS.items():
         data = federation(folder, kind, *((3, 40) if asked.tiny else (10, 80)))
         every = [f"algorithm={method}", *data, *keys.split(), "engine.name=vectorized"]
-        every += ["train.rounds=3", "train.local_epochs=2", "evaluation.every=3", *asked.keys]
+        every += ["train.rounds=3", "train.local_epochs=2", "evaluation.every=3"]
+        every += ["engine.workers=1", *asked.keys]
         tried(asked, lambda every=every: compared(asked, folder, every), name=name)
 
 

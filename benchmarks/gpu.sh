@@ -71,7 +71,7 @@ publish f 80 f
 measure weights 100 weights
 
 group=second
-measure engines 60 engines
+measure engines 75 engines
 measure rounds 40 rounds
 measure start 60 start
 measure table-compiled 120 table engine.compile=on
