@@ -51,7 +51,7 @@ class DryEngine:
         config = built.config.engine.altered(device=GPU.type)
         self.environment = StackEnvironment(deepcopy(built.net), built.federation, config)
         replace_convolutions(self.environment.net, casts=False, patches=True)
-        self.engine, self.captured, self.tried = built.engine, CapturedSteps(GPU, None), 0
+        self.engine, self.captured, self.tried = built.engine, CapturedSteps(GPU, config, None), 0
         # PyTorch has neither an optimizer nor autocast for this device.
         monkeypatch.setattr(StackedOptimizer, "step", lambda *given: None)
         monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
@@ -60,20 +60,16 @@ class DryEngine:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-    def run(self, program, ids, *, rows, dispatch, settings, **others):
-        for group in settings.groups(ids):
-            stack = Stack(self.environment, group, settings, rows(group), dispatch(group))
-            for step in program.steps:
+    def run(self, work, ids):
+        for group in work.settings.groups(ids):
+            stack = Stack(self.environment, group, work)
+            for step in work.program.steps:
                 if isinstance(step, Phase):
                     StackedPhase(stack, step).train(self._try)
                 else:
                     is_statistic = isinstance(step, Statistic)
                     (stack.run_statistic if is_statistic else stack.run_transform)(step)
-        if self.engine is None:
-            return None
-        return self.engine.run(
-            program, ids, rows=rows, dispatch=dispatch, settings=settings, **others
-        )
+        return None if self.engine is None else self.engine.run(work, ids)
 
     def _try(self, phase):
         static = StaticPhase(phase, _layout(phase), self.captured)
