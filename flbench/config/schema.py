@@ -978,10 +978,10 @@ class EngineConfig(Strict):
         "32-true",
         description="floating-point type; tf32: float32, with factors of products rounded to TF32",
     )
-    compile: Literal["off", "on"] = Field(
+    compile: Literal["off", "on", "auto"] = Field(
         "off",
         description="vectorized, on a GPU: on compiles the gradients of each phase, which takes"
-        " about half a minute and pays for runs of several minutes",
+        " about half a minute; auto: on if the training has 6e14 operations or more",
     )
     threads: int = Field(
         1,

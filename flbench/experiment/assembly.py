@@ -31,8 +31,10 @@ from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, dtype_of
 from flbench.experiment import checkpoint, own_methods
 from flbench.experiment.engines import (
+    auto_compiles,
     auto_stacks,
     build_engine,
+    captures,
     on_this_machine,
     stacks,
     with_device,
@@ -210,8 +212,7 @@ def build(
 
                 cached, about_cache = frozen_outputs.cached(config.model, net, federation, here)
         given = (net, federation) if cached is None else (cached.net, cached.federation)
-        size = config.train.batch_size
-        made, used, about_engine = _engine(used, size, given, smoke, tell)
+        made, used, about_engine = _engine(config, given, smoke, tell)
     notes = [
         *federation.notes,
         *about_classes,
@@ -365,24 +366,28 @@ def _smoke(
 
 
 def _engine(
-    used: EngineConfig,
-    batch_size: int,
+    config: Config,
     given: tuple[nn.Module, Federation],
     smoke: "Smoke | None",
     tell: Callable[[str], None] | None,
 ) -> tuple[Engine, EngineConfig, str | None]:
-    """Return the engine, the section `engine` with its name and block, and a note.
+    """Return the engine, the section `engine` as it is used, and a note.
 
     Args:
-        used: The section with the device that trains; its name may be `auto`.
-        batch_size: Samples of a batch.
+        config: The complete configuration, with the device that trains.
         given: Net and samples as engines get them.
         smoke: Trial of the user's code; None for none.
         tell: See `build`.
     """
-    is_auto, note = used.name == "auto", None
+    used, note = config.engine, None
+    is_auto = used.name == "auto"
     if is_auto:
         used = used.altered(name="vectorized" if auto_stacks(used, given[0]) else "sequential")
+    if used.compile == "auto":
+        is_long = auto_compiles(used, config.train, *given)
+        used = used.altered(compile="on" if is_long else "off")
+    elif used.compile == "on" and not captures(used):
+        note = f"engine.compile has no effect with engine.name={used.name} on {used.device}."
     try:
         if smoke is not None and stacks(used):
             smoke.check_stacked()
@@ -391,10 +396,10 @@ def _engine(
         if not is_auto or used.name == "sequential":
             raise
         note = f"engine: sequential, because clients cannot be stacked: {refusal}"
-        used = used.altered(name="sequential")
+        used = used.altered(name="sequential", compile="off")
         engine = build_engine(used, *given, tell=tell)
     if used.name == "vectorized":
-        used = used.altered(block=engine.stacked(LocalProgram(()), (), batch_size))
+        used = used.altered(block=engine.stacked(LocalProgram(()), (), config.train.batch_size))
     return engine, used, note
 
 

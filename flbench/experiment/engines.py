@@ -2,17 +2,22 @@
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Final
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from flbench.config.schema import EngineConfig
+from flbench.config.schema import EngineConfig, TrainConfig
 from flbench.core.errors import ConfigError
 from flbench.data.federation import Federation
 from flbench.engine.base import STACKED_SIZE, Engine, find_device
+from flbench.models import freezing
 from flbench.models.base import net_leaves
 from flbench.workers.nesting import is_elsewhere
+
+LONG_TRAINING: Final = 6e14
+"""Floating-point operations of a training of about two minutes on a GPU."""
 
 
 def with_device(
@@ -111,6 +116,44 @@ def auto_stacks(config: EngineConfig, net: nn.Module) -> bool:
         return True
     size = sum(leaf.numel() for leaf in net_leaves(net).values())
     return size <= STACKED_SIZE and not any(isinstance(one, _ConvNd) for one in net.modules())
+
+
+def auto_compiles(
+    config: EngineConfig, train: TrainConfig, net: nn.Module, federation: Federation
+) -> bool:
+    """Return whether `engine.compile=auto` compiles gradients: on a GPU, in a long training.
+
+    Compiling takes 6 to 27 s and changes rounding, so nothing is measured: the operations of the
+    training are counted, as three times those of the forward pass for each sample that the clients
+    read in all rounds, once in each local epoch. In float32 by CUDA graphs, a prototype on an H200
+    took 8.5e12 operations a second with an MLP of 200 units, 2.9e12 with LeNet-5, 7.4e12 with
+    pfl-research's CNN and 11.9e12 with ResNet-18. `LONG_TRAINING` is two minutes at 5e12 a second.
+
+    Args:
+        config: Section `engine`, with the engine and the device that train.
+        train: Section `train`.
+        net: The net, without what is frozen and computed once.
+        federation: Its samples.
+    """
+    if not captures(config):
+        return False
+    from torch.utils.flop_counter import FlopCounterMode  # a run without `auto` needs none of it
+
+    x = federation.inputs(torch.zeros(1, dtype=torch.int64), torch.float32)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad(), freezing.mode(net, train=False):
+        net(x)
+    if train.local_steps is None:
+        samples = int(federation.sizes.sum()) * (train.local_epochs or 0)
+    else:
+        samples = int(federation.sizes.clamp_max(train.batch_size).sum()) * train.local_steps
+    in_all = samples * train.participation * train.rounds
+    return 3 * counter.get_total_flops() * in_all >= LONG_TRAINING
+
+
+def captures(config: EngineConfig) -> bool:
+    """Return whether training steps are CUDA graphs, whose gradients can be compiled."""
+    return stacks(config) and config.device.startswith("cuda")
 
 
 def stacks(config: EngineConfig) -> bool:

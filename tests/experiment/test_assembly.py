@@ -102,6 +102,60 @@ def test_auto_stacks_clients_of_all_nets_on_a_gpu():
     assert not engines.auto_stacks(engine.altered(device="cpu"), nn.Conv2d(3, 64, 3))
 
 
+def operations(*keys):
+    """Operations of a training of an MLP 64-16-10, which is alone in its layers: by hand."""
+    config = resolve([from_overrides([*SMALL, "algorithm=fedavg", "model.name=mlp", *keys])])[0]
+    built = assembly.build(config)
+    train, sizes = built.config.train, built.federation.sizes.tolist()
+    each = [
+        size * train.local_epochs
+        if train.local_steps is None
+        else min(size, train.batch_size) * train.local_steps
+        for size in sizes
+    ]
+    scalars = sum(leaf.numel() for leaf in built.net.parameters() if leaf.dim() == 2)
+    return built, 3 * 2 * scalars * sum(each) * train.participation * train.rounds
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("train.local_epochs=3", "train.rounds=4"),
+        ("train.local_epochs=null", "train.local_steps=7", "train.batch_size=16"),
+        ("train.participation=0.5",),
+    ],
+)
+def test_long_trainings_on_a_gpu_are_compiled(keys, monkeypatch):
+    built, count = operations(*keys)
+    given = built.config.train, built.net, built.federation
+    on_gpu = built.config.engine.altered(name="vectorized", device="cuda:0")
+
+    for bound, expected in ((0.999 * count, True), (1.001 * count, False)):
+        monkeypatch.setattr(engines, "LONG_TRAINING", bound)
+        assert engines.auto_compiles(on_gpu, *given) == expected
+        assert not engines.auto_compiles(on_gpu.altered(name="sequential"), *given)
+        assert not engines.auto_compiles(on_gpu.altered(device="cpu"), *given)
+
+
+@pytest.mark.parametrize(("bound", "expected"), [(0.0, "on"), (1e30, "off")])
+def test_a_resumed_run_compiles_as_it_has_begun(bound, expected, monkeypatch):
+    monkeypatch.setattr(engines, "captures", lambda config: True)
+    monkeypatch.setattr(engines, "LONG_TRAINING", bound)
+    first = named("engine.compile=auto", "model.name=mlp", "engine.name=vectorized")
+    monkeypatch.setattr(engines, "LONG_TRAINING", 1.0)
+
+    assert first.config.engine.compile == expected
+    assert assembly.build(first.config).config.engine.compile == expected
+
+
+@pytest.mark.parametrize("name", ["sequential", "vectorized"])
+@pytest.mark.parametrize(("value", "told"), [("on", 1), ("auto", 0), ("off", 0)])
+def test_a_note_names_compile_where_it_has_no_effect(name, value, told):
+    notes = named(f"engine.name={name}", f"engine.compile={value}", "model.name=mlp").notes
+
+    assert sum("engine.compile" in note for note in notes) == told
+
+
 class Cells(nn.GRU):
     """A recurrent layer, which PyTorch cannot stack."""
 
