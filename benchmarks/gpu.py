@@ -8,8 +8,8 @@ measurement that fails has a line with its error, and the next one follows.
 - `tests`: the tests of tests/engine/test_gpu.py that pytest's expression `-k KEY` selects, each one
   with its outcome; without a GPU they are skipped.
 - `table`: client steps per second of the vectorized engine for four nets.
-- `weights`: methods and nets with CUDA graphs and without: seconds, whether two runs and a resumed
-  one have equal digests, and how far the weights are from those of a CPU in float64.
+- `weights`: methods and nets with CUDA graphs and without: seconds of a round, whether two runs and
+  a resumed one have equal digests, and how far the weights are from those of a CPU in float64.
 - `engines`: the default beside both engines for six nets.
 - `rounds`: seconds of a round of 50 clients of five steps, and of those that are no steps.
 - `start`: seconds until a command trains its first round, beside the import of its libraries.
@@ -109,9 +109,8 @@ def federation(folder: Path, kind: str, clients: int, samples: int) -> list[str]
 
 def rate(asked: argparse.Namespace, *keys: str) -> dict[str, Any]:
     """Return client steps per second, and the chosen engine, of a configuration."""
-    layer = from_overrides(
-        ["algorithm=fedavg", f"engine.device={asked.device}", *keys, *asked.keys], "command line"
-    )
+    common = ["algorithm=fedavg", f"engine.device={asked.device}", "engine.compile=off"]
+    layer = from_overrides([*common, *keys, *asked.keys], "command line")
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     warm_up, repeats = (0.0, 1) if asked.tiny else (0.5, 3)
@@ -206,24 +205,28 @@ def weights(asked: argparse.Namespace, folder: Path) -> None:
     for name, (method, kind, keys) in METHODS.items():
         data = federation(folder, kind, *((3, 40) if asked.tiny else (10, 80)))
         every = [f"algorithm={method}", *data, *keys.split(), "engine.name=vectorized"]
-        every += ["train.rounds=3", "train.local_epochs=2", "evaluation.every=3"]
-        every += ["engine.workers=1", *asked.keys]
+        every += ["train.local_epochs=5", "evaluation.every=6", "engine.workers=1"]
+        every += ["engine.compile=off", *asked.keys]
         tried(asked, lambda every=every: compared(asked, folder, every), name=name)
 
 
 def compared(asked: argparse.Namespace, folder: Path, keys: list[str]) -> dict[str, Any]:
     """Return seconds, digests and distances of several trainings of one configuration."""
 
-    def trained(*more: str, device: str = asked.device, callback: Any = None) -> dict[str, Any]:
-        """Return the summary of a run."""
+    def trained(
+        *more: str, rounds: int = 6, device: str = asked.device, callback: Any = None
+    ) -> dict[str, Any]:
+        """Return the summary of a run, and the seconds of its rounds from the third one on."""
+        clock = Clock()
         with TemporaryDirectory(dir=folder) as out:
-            layer = [*keys, f"engine.device={device}", f"output.dir={out}", *more]
-            config, origins = resolve([from_overrides(layer)])
+            layer = [*keys, f"train.rounds={rounds}", f"engine.device={device}", *more]
+            config, origins = resolve([from_overrides([*layer, f"output.dir={out}"])])
             try:
-                path = lifecycle.run(config, origins, [callback] if callback else [])
+                path = lifecycle.run(config, origins, [clock, *([callback] if callback else [])])
             except KeyboardInterrupt:
                 path = lifecycle.resume(next(Path(out).glob("*/*")), from_overrides([]), [callback])
-            return json.loads((path / "summary.json").read_text())
+            summary = json.loads((path / "summary.json").read_text())
+        return summary | {"rounds": np.diff(clock.times)[1:-1].tolist()}  # the last one evaluates
 
     with graphs_on(torch.device(asked.device).type):
         trained()  # kernels are chosen
@@ -233,9 +236,9 @@ def compared(asked: argparse.Namespace, folder: Path, keys: list[str]) -> dict[s
     digests = {one: summary["weights_digest"][:12] for one, summary in runs.items()}
     of_cpu, of_gpu = Kept(), Kept()
     with graphs_on():
-        trained("engine.precision=64-true", device="cpu", callback=of_cpu)
+        trained("engine.precision=64-true", rounds=2, device="cpu", callback=of_cpu)
     with graphs_on(torch.device(asked.device).type):
-        trained("engine.precision=64-true", callback=of_gpu)
+        trained("engine.precision=64-true", rounds=2, callback=of_gpu)
     gaps = [
         float((mine[name] - value).abs().max() / value.abs().max().clamp(min=1))
         for mine, all_ in zip(of_gpu.weights, of_cpu.weights, strict=True)
@@ -243,7 +246,9 @@ def compared(asked: argparse.Namespace, folder: Path, keys: list[str]) -> dict[s
         if value.is_floating_point()
     ]
     return {
-        "seconds": {name: run["seconds"]["train"] for name, run in runs.items()},
+        "round_s": {
+            name: round(median(runs[name]["rounds"]), 4) for name in ("first", "without graphs")
+        },
         "digests": digests,
         "is_repeated": digests["first"] == digests["second"] == digests["resumed"],
         "cpu_difference": max(gaps),
@@ -263,7 +268,7 @@ def rounds(asked: argparse.Namespace, folder: Path) -> None:
         every += ["train.batch_size=10", f"train.local_epochs={epochs}", f"train.rounds={length}"]
         every += [f"model.name={SIMPLE_CNN}", f"train.participation={min(1, 50 / clients)}"]
         every += [f"evaluation.every={length}", f"output.dir={folder}", "engine.name=vectorized"]
-        every += [f"engine.device={asked.device}", *asked.keys]
+        every += [f"engine.device={asked.device}", "engine.compile=off", *asked.keys]
         clock = Clock()
         lifecycle.run(*resolve([from_overrides(every)]), [clock])
         return median(np.diff(clock.times)[length // 2 : -1])

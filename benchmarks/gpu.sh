@@ -21,7 +21,7 @@ python=${PYTHON:-python3}
 here=$(cd "$(dirname "$0")" && pwd)
 
 if [ "$1" = prepare ]; then # for Python 3.12 on Linux; scikit-posthocs without what it needs, which is there
-  install=("$python" -m pip install --quiet --upgrade --target "$2" --only-binary=:all: --python-version "${VERSION:-3.12}"
+  install=("$python" -m pip install --quiet --upgrade --no-compile --target "$2" --only-binary=:all: --python-version "${VERSION:-3.12}"
     --implementation cp --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64)
   "${install[@]}" pydantic platformdirs pytest && "${install[@]}" --no-deps scikit-posthocs "${@:3}"
   exit

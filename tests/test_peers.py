@@ -158,6 +158,7 @@ def test_published_settings_are_those_of_their_authors(peers, name, tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)  # ResNet-18 takes 250 steps
 @pytest.mark.parametrize("name", STATED)
 def test_a_hundredth_of_published_settings_ends_on_a_cpu(peers, name, tmp_path):
     folder = ["--data-root", str(tmp_path)]

@@ -59,11 +59,16 @@ class Setting:
         return (self.samples * drawn.clip(0.1, 2)).round().astype(int)
 
     def scaled(self, factor: float) -> "Setting":
-        """Return the setting with fewer rounds; if one is too many, it has fewer clients too."""
+        """Return the setting with fewer rounds.
+
+        If one round is too many, it has fewer clients too, and if one client is, fewer samples.
+        """
         share = min(1.0, factor * self.rounds)
         clients, cohort = (max(1, round(n * share)) for n in (self.clients, self.cohort))
+        samples = max(self.batch, round(self.samples * min(1.0, share * self.clients)))
         rounds = max(1, round(factor * self.rounds))
-        return replace(self, clients=clients, cohort=min(cohort, clients), rounds=rounds)
+        fewer = {"clients": clients, "cohort": min(cohort, clients), "samples": samples}
+        return replace(self, rounds=rounds, **fewer)
 
 
 TITLES = {
