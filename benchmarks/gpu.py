@@ -282,11 +282,11 @@ def rounds(asked: argparse.Namespace, folder: Path) -> None:
 
 
 def start(asked: argparse.Namespace, folder: Path) -> None:
-    """Measure the time until a command trains, and that of an import; each once to warm up."""
+    """Measure the time until a command trains, and that of an import."""
     keys = [*federation(folder, "grey", 10, 40), f"engine.device={asked.device}", *asked.keys]
     command = ["-m", "flbench", "run", "fedavg", "--rounds", "1", "--out", str(folder), *keys]
     programs = {"import": ["-c", "import torch, lightning"], "command": command}
-    for again, (name, arguments) in ((n, one) for n in range(2) for one in programs.items()):
+    for name, arguments in programs.items():
         begin = time.perf_counter()
         seconds = None
         with subprocess.Popen(
@@ -300,7 +300,7 @@ def start(asked: argparse.Namespace, folder: Path) -> None:
                     seconds = time.perf_counter() - begin
         whole = time.perf_counter() - begin
         is_right = process.returncode == 0
-        emit(asked, name=name, again=again, first_round=seconds, whole=whole, is_right=is_right)
+        emit(asked, name=name, first_round=seconds, whole=whole, is_right=is_right)
 
 
 def trials(asked: argparse.Namespace, folder: Path) -> None:

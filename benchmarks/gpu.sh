@@ -6,8 +6,9 @@
 #   WHEELS=build/wheels benchmarks/gpu.sh OUT_DIR second    (there, at most 6 minutes)
 #
 # The first group has the tests of CUDA graphs, the table of client steps per second, the published
-# settings and the comparison of weights; the second one what is left, in the order of its value.
-# Names of parts in the place of a group measure these parts. Without a name all parts are measured.
+# settings and the comparison of weights; the second one what is left, in the order of its value. It
+# does not reach its last parts, unless LIMIT allows it more seconds. Names of parts in the place of
+# a group measure these parts. Without a name all parts are measured.
 #
 # Each figure is a line of OUT_DIR/gpu.jsonl as soon as it is known, and a line says how each part has
 # ended: its exit code (124: stopped at its limit; null: not begun) and its seconds. A part that fails
@@ -54,7 +55,7 @@ part() {
 measure() { part "$1" "$2" gpu.py "$3" "${device[@]}" "${tiny[@]}" "${@:4}"; }
 
 # publish NAME SECONDS SETTING KEY ...: a published setting.
-publish() { part "$1" "$2" peers/peer_flbench.py "$3" "${device[@]}" "${scale[@]}" --data-root "$data" "${@:4}"; }
+publish() { part "$1" "$2" peers/peer_flbench.py "$3" "${device[@]}" --data-root "$data" "${@:4}" "${scale[@]}"; }
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -65,24 +66,23 @@ echo "{\"gpu\": \"$card\", \"asked\": \"${asked[*]}\"}" | tee -a "$out/gpu.jsonl
 group=first
 measure tests 75 tests "(graphs or captured) and not lenet5-on"
 measure table 60 table
-publish d 110 d
+publish d 120 d
+measure rounds 40 rounds
 publish e 45 e
-publish f 80 f
+publish f-fifth 70 f --scale 0.2
 measure weights 100 weights
 
 group=second
 measure engines 75 engines
-measure rounds 40 rounds
-measure start 60 start
+measure start 45 start
 measure table-compiled 120 table engine.compile=on
-measure table-tf32 40 table "$tf32"
-publish d-tf32 75 d "$tf32"
+publish d-tf32 90 d "$tf32"
+publish e18-fifth-tf32 60 e18 "$tf32" --scale 0.2
+measure tests-compiled 60 tests lenet5-on-hfcd
 measure trials 90 trials
+measure table-tf32 40 table "$tf32"
 publish d-compiled 90 d engine.compile=on
+publish e18-fifth 90 e18 --scale 0.2
+publish f 150 f
 measure table-both 120 table engine.compile=on "$tf32"
-publish e18 60 e18
-publish e18-tf32 60 e18 "$tf32"
 measure tests-methods 120 tests test_methods
-measure tests-compiled 150 tests "lenet5-on"
-publish e-compiled 60 e engine.compile=on
-publish f-compiled 75 f engine.compile=on
