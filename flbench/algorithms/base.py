@@ -511,7 +511,7 @@ class Algorithm:
         """
         names = frozenset(self.setting.net.names("all") if names is None else names)
         names -= self.split()[0]
-        return weighted_mean(only(results.sent.values, names), self.weights(results))
+        return weighted_mean(results.sent.uncopied(names), self.weights(results))
 
 
 def is_of_user(algorithm: Algorithm) -> bool:

@@ -24,11 +24,11 @@ def weighted_mean(rows: Tree, weights: Tensor) -> Tree:
     over the clients of positive weight.
 
     Args:
-        rows: Leaves [K, ...] of K clients.
+        rows: Leaves [K, ...] of K clients, on any device.
         weights: Weights [K] >= 0. Rows of weight 0 are ignored, even if they are not finite.
 
     Returns:
-        The leaves without the client axis; an empty tree if all weights are 0.
+        The leaves without the client axis, on the CPU; an empty tree if all weights are 0.
 
     Raises:
         ConfigError: The weights are not K finite numbers >= 0.
@@ -52,12 +52,12 @@ def weighted_mean(rows: Tree, weights: Tensor) -> Tree:
     mean: Tree = {}
     for name, value in rows.items():
         if not value.is_floating_point():
-            mean[name] = value[used].amax(dim=0)  # [K, ...] -> [...]
+            mean[name] = value[used].amax(dim=0).cpu()  # [K, ...] -> [...]
             continue
-        sums = torch.zeros(value.shape[1:], dtype=torch.float64, device=value.device)
+        sums = value.new_zeros(value.shape[1:], dtype=torch.float64)
         for k in used:
-            sums.add_(value[k].double(), alpha=shares[k] / total)
-        mean[name] = sums.to(value.dtype)
+            sums.add_(value[k], alpha=shares[k] / total)
+        mean[name] = sums.to(value.dtype).cpu()
     return mean
 
 
@@ -147,7 +147,7 @@ def only(tree: Tree, names: Iterable[str]) -> Tree:
     ['b', 'a']
     """
     wanted = set(names)
-    return {name: value for name, value in tree.items() if name in wanted}
+    return {name: tree[name] for name in tree if name in wanted}
 
 
 def nbytes(tree: Tree) -> int:

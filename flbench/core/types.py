@@ -5,7 +5,7 @@ batch, C classes, D features. Modules under `flbench.data` write [n, C, H, W] fo
 channels.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
@@ -238,6 +238,10 @@ class Message:
     values: Tree = field(default_factory=dict)
     mask: Tree = field(default_factory=dict)
 
+    def uncopied(self, names: Collection[str]) -> Tree:
+        """Return some values on the device where an engine left them; see `Results.sent`."""
+        return {name: dict.__getitem__(self.values, name) for name in self.values if name in names}
+
 
 @dataclass(frozen=True)
 class Dispatch:
@@ -357,7 +361,9 @@ class Results:
         steps: Number of optimizer steps [K] int64 that each client took.
         losses: Mean training loss [K] over those steps; NaN for a client without a step.
         kept: Leaves [K, ...] that stay with the clients.
-        sent: Leaves [K, ...] that the clients send to the server.
+        sent: Leaves [K, ...] that the clients send to the server. An engine may leave those that
+            have no mask, and that clients do not keep, on its device; methods read copies on the
+            CPU.
         observed: Results [K, ...] of Statistics that only observe, such as confusion matrices. A
             method never sees them.
         failures: The clients that are left out.

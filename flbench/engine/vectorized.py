@@ -136,8 +136,10 @@ def _run(stack: Stack, captured: CapturedSteps | None) -> Results:
     order = order[finished[order]]  # the clients that finished, in the order of `ids`
     index = order.to(stack.environment.device)
     stacked = stack.leaves.stacked
-    tree = {name: stacked[name][index].cpu() for name in names}
     masks = {name: stacked[mask][index].cpu() for name, mask in program.masks}
+    # What the server alone needs stays on the device, where means of it are computed.
+    stays = program.sends - program.keeps - masks.keys()
+    tree = {n: stacked[n][index] if n in stays else stacked[n][index].cpu() for n in names}
     steps = torch.from_numpy(stack.steps)[order]
     losses = (stack.loss.cpu()[order] / steps.clamp_min(1)).float()
     clients = torch.from_numpy(stack.ids)[order]

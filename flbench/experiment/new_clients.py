@@ -35,6 +35,7 @@ from flbench.experiment.engines import build_engine
 from flbench.experiment.evaluate import BLOCK, Model
 from flbench.experiment.predictions import Evaluation
 from flbench.experiment.rounds import (
+    as_received,
     seeded_method,
     training_state,
     visible_to_server,
@@ -264,7 +265,7 @@ class NewClients:
         sent = apply_mask(results.sent)
         stored = {name: rows for name, rows in sent.values.items() if name in joining.program.keeps}
         put_(state.clients, results.ids, stored)
-        update = joining.aggregate(seen, replace(results, sent=sent))
+        update = joining.aggregate(seen, as_received(results, sent))
         hook_checks.update(self.algorithm, update, state, len(results.ids))
         reply = Message() if update.reply is None else apply_mask(update.reply)
         received.counted(results.ids, Dispatch(rows=reply))

@@ -3,11 +3,11 @@
 This module writes no files and evaluates no models.
 """
 
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator, ValuesView
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -82,6 +82,41 @@ class ServerView(dict[str, Tensor]):
 
     def __reduce__(self) -> tuple[type[Tree], tuple[Tree]]:
         return dict, (dict(self),)
+
+
+class SentView(ServerView):
+    """What clients have sent; a tensor that an engine left on a GPU is copied when it is read."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = super().__getitem__(name)
+        if not value.is_cpu:
+            self[name] = value = value.cpu()
+        return value
+
+    def __iter__(self) -> Iterator[str]:  # so that `dict(view)` and `{**view}` read each tensor
+        return super().__iter__()
+
+    def __or__(self, other: Any) -> Any:
+        return dict(self) | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | dict(self)
+
+    def copy(self) -> Tree:
+        """Return a dict of all tensors."""
+        return dict(self)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a tensor, or a default if clients have not sent it."""
+        return self[name] if name in self else default  # noqa: SIM401 - this is `get`
+
+    def items(self) -> Any:
+        """Return names and tensors."""
+        return ItemsView(self)
+
+    def values(self) -> Any:
+        """Return the tensors."""
+        return ValuesView(self)
 
 
 SENT: Final = (
@@ -252,14 +287,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         if len(algorithm.stages()) > 1:
             _mark_stale(state, results, stored)
         seen = visible_to_server(state, program)
-        # The server sees only what clients send. Training losses are not sent.
-        received = replace(
-            results,
-            sent=replace(sent, values=ServerView(sent.values, "results.sent.values", SENT)),
-            kept={},
-            observed={},
-            losses=torch.full_like(results.losses, torch.nan),
-        )
+        received = as_received(results, sent)
         with hook_checks.unwritten(algorithm, "aggregate", "clients", state.clients):
             with naming(algorithm, seen, "links"):
                 links = algorithm.links(seen, results.ids)
@@ -284,6 +312,22 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         is_initial=state.is_initial and not moved,
     )
     return Exchange(over, dict(update.metrics), _costs(stage, trained, sent, update, links))
+
+
+def as_received(results: Results, sent: Message) -> Results:
+    """Return the results that the server sees: training losses, for example, are not sent.
+
+    Args:
+        results: Results of a cohort.
+        sent: What it sent, with masks applied.
+    """
+    return replace(
+        results,
+        sent=replace(sent, values=SentView(sent.values, "results.sent.values", SENT)),
+        kept={},
+        observed={},
+        losses=torch.full_like(results.losses, torch.nan),
+    )
 
 
 def visible_to_server(state: State, program: LocalProgram) -> State:

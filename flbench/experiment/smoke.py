@@ -381,7 +381,8 @@ def _dispatched(model: Deployment, _: Tensor) -> Dispatch:
 def _trees(results: Results) -> list[Tree]:
     """Return what a cohort has computed, without what a module has logged, such as a clock."""
     seen = {name: x for name, x in results.observed.items() if not name.startswith(LOGGED)}
-    return [results.kept, results.sent.values, seen, {"losses": results.losses}]
+    sent = {name: x.cpu() for name, x in results.sent.values.items()}
+    return [results.kept, sent, seen, {"losses": results.losses}]
 
 
 def _numbers(value: Tensor) -> Tensor:

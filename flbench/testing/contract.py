@@ -29,7 +29,7 @@ from flbench.data.partition import ClientParts
 from flbench.experiment import assembly, checkpoint, communication, lifecycle, rounds
 from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.new_clients import NewClients
-from flbench.experiment.rounds import visible_to_server
+from flbench.experiment.rounds import as_received, visible_to_server
 from flbench.models import freezing
 from flbench.reports import run as run_report
 from flbench.results.metrics_file import Row
@@ -417,7 +417,8 @@ class Contract:
             state, results = played(method.float32.built, before, ids)
 
             sent = algorithm.dispatch(visible_to_server(state, program), ids)
-            reply = algorithm.aggregate(visible_to_server(before, program), results).reply
+            received = as_received(results, results.sent)
+            reply = algorithm.aggregate(visible_to_server(before, program), received).reply
             replied = frozenset() if reply is None else frozenset(reply.values)
             unsent = personal - sent.shared.values.keys() - sent.rows.values.keys()
             for name in unsent - replied:
@@ -425,7 +426,7 @@ class Contract:
                 if name in unkept:
                     assert torch.equal(kept, rows[name][results.ids]), f"`{name}` has changed"
                     continue
-                ended = {**results.sent.values, **results.kept}[name]
+                ended = {**received.sent.values, **results.kept}[name]
                 assert torch.equal(kept, ended), f"`{name}` has changed at a client"
 
     def test_tensors_that_a_phase_trains_at_the_client_change(self, method: Played) -> None:
