@@ -5,8 +5,6 @@
 Each figure is a line of JSON on standard output as soon as it is known. The samples are random. A
 measurement that fails has a line with its error, and the next one follows.
 
-- `tests`: the tests of tests/engine/test_gpu.py that pytest's expression `-k KEY` selects, each one
-  with its outcome; without a GPU they are skipped.
 - `table`: client steps per second of the vectorized engine for four nets.
 - `weights`: methods and nets with CUDA graphs and without: seconds of a round, whether two runs and
   a resumed one have equal digests, and how far the weights are from those of a CPU in float64.
@@ -18,8 +16,6 @@ measurement that fails has a line with its error, and the next one follows.
 
 import argparse
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
@@ -120,25 +116,6 @@ def rate(asked: argparse.Namespace, *keys: str) -> dict[str, Any]:
     if torch.cuda.is_available():
         rates["gpu_memory_mib"] = torch.cuda.max_memory_allocated() >> 20
     return rates
-
-
-def tests(asked: argparse.Namespace, folder: Path) -> None:
-    """Run tests of what a GPU computes, without the settings and plugins of pytest."""
-    file = HERE.parent / "tests" / "engine" / "test_gpu.py"
-    plain = ["-c", os.devnull, "--rootdir", str(HERE.parent), "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "-v", "--disable-warnings", *plain]
-    with subprocess.Popen(
-        [*command, "--basetemp", str(folder / "t"), "-m", "gpu", "-k", asked.keys[0], str(file)],
-        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        for line in process.stdout or ():
-            sys.stderr.write(line)
-            if found := re.match(r"\S+::(.+) (\w*(?:PASSED|FAILED|ERROR|SKIPPED)\S*)", line):
-                emit(asked, test=found[1], outcome=found[2].lower())
-    if process.returncode:
-        sys.exit(process.returncode)
 
 
 def table(asked: argparse.Namespace, folder: Path) -> None:
@@ -341,9 +318,7 @@ def trials(asked: argparse.Namespace, folder: Path) -> None:
         tried(asked, lambda case=case: trained(*case), name=name)
 
 
-PARTS: Final = {
-    one.__name__: one for one in (tests, table, weights, engines, rounds, start, trials)
-}
+PARTS: Final = {one.__name__: one for one in (table, weights, engines, rounds, start, trials)}
 
 
 def main() -> None:

@@ -32,30 +32,43 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 wheels=${WHEELS:+$(cd "$WHEELS" && pwd)}
 data=$(cd "${DATA:-.}" && pwd)
-export PYTHONPATH=$(dirname "$here")${wheels:+:$wheels}${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+export PYTHONPATH=$(dirname "$here")${wheels:+:$wheels}${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 device=(--device "${DEVICE:-cuda}")
 tf32=engine.precision=tf32
 [ "${DEVICE:-cuda}" = cpu ] && tf32=engine.precision=32-true # TF32 needs a GPU
 tiny=() scale=()
 [ "${SIZE:-full}" = tiny ] && tiny=(--tiny) scale=(--scale 0.0001)
 
-# part NAME SECONDS SCRIPT ARGUMENT ...: runs a script, and appends its lines, unless other parts are asked for.
+# part NAME SECONDS ARGUMENT ...: runs Python, and appends its lines, unless other parts are asked for.
 part() {
   local name=$1 limit=$2 left=$((${LIMIT:-360} - SECONDS)) begin=$EPOCHREALTIME code=0
   [[ " ${asked[*]:-$name} " =~ " "($name|$group)" " ]] || return 0
   [ "${SIZE:-full}" = full ] || limit=$left
   [ "$left" -gt 0 ] || { echo "{\"ended\": \"$name\", \"exit_code\": null}" | tee -a "$out/gpu.jsonl"; return 0; }
-  (cd "$work" && timeout --kill-after=5 $((limit < left ? limit : left)) "$python" "$here/${@:3:1}" "${@:4}" 2>>"$out/gpu.log") |
-    tee -a "$out/gpu.jsonl" || code=$?
+  (cd "$work" && timeout --kill-after=5 $((limit < left ? limit : left)) "$python" "${@:3}" 2>>"$out/gpu.log") |
+    "${filter:-cat}" | tee -a "$out/gpu.jsonl" || code=$?
   echo "{\"ended\": \"$name\", \"exit_code\": $code, \"seconds\": $(awk "BEGIN {print $EPOCHREALTIME - $begin}")}" |
     tee -a "$out/gpu.jsonl"
 }
 
 # measure NAME SECONDS PART KEY ...: a part of gpu.py.
-measure() { part "$1" "$2" gpu.py "$3" "${device[@]}" "${tiny[@]}" "${@:4}"; }
+measure() { part "$1" "$2" "$here/gpu.py" "$3" "${device[@]}" "${tiny[@]}" "${@:4}"; }
 
 # publish NAME SECONDS SETTING KEY ...: a published setting.
-publish() { part "$1" "$2" peers/peer_flbench.py "$3" "${device[@]}" --data-root "$data" "${@:4}" "${scale[@]}"; }
+publish() { part "$1" "$2" "$here/peers/peer_flbench.py" "$3" "${device[@]}" --data-root "$data" "${@:4}" "${scale[@]}"; }
+
+# check NAME SECONDS EXPRESSION: tests of what a GPU computes, without the settings and plugins of pytest.
+check() {
+  local root=$(dirname "$here") filter=outcomes
+  part "$1" "$2" -m pytest -v -c /dev/null --rootdir "$root" -p no:cacheprovider --basetemp "$work/tests" --disable-warnings \
+    -m gpu -k "$3" "$root/tests/engine/test_gpu.py"
+}
+
+# outcomes: a line for each test that pytest names; all of its words are messages.
+outcomes() {
+  tee -a "$out/gpu.log" |
+    sed -unE 's/^\S+::(.+) (\w*(PASSED|FAILED|ERROR|SKIPPED)\S*).*/{"test": "\1", "outcome": "\2"}/p'
+}
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -64,7 +77,7 @@ card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>>"$out
 echo "{\"gpu\": \"$card\", \"asked\": \"${asked[*]}\"}" | tee -a "$out/gpu.jsonl"
 
 group=first
-measure tests 75 tests "(graphs or captured) and not lenet5-on"
+check tests 75 "(graphs or captured) and not lenet5-on"
 measure table 60 table
 publish d 120 d
 measure rounds 40 rounds
@@ -78,11 +91,11 @@ measure start 45 start
 measure table-compiled 120 table engine.compile=on
 publish d-tf32 90 d "$tf32"
 publish e18-fifth-tf32 60 e18 "$tf32" --scale 0.2
-measure tests-compiled 60 tests lenet5-on-hfcd
+check tests-compiled 60 lenet5-on-hfcd
 measure trials 90 trials
 measure table-tf32 40 table "$tf32"
 publish d-compiled 90 d engine.compile=on
 publish e18-fifth 90 e18 --scale 0.2
 publish f 150 f
 measure table-both 120 table engine.compile=on "$tf32"
-measure tests-methods 120 tests test_methods
+check tests-methods 120 test_methods
