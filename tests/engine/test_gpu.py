@@ -167,6 +167,21 @@ def test_a_step_that_cannot_be_captured_is_computed_with_a_note(random, monkeypa
     assert "test_gpu.py" in notes[0]
 
 
+@pytest.mark.parametrize("random", [False, True])
+def test_the_measurement_of_tf32_leaves_the_weights_as_they_are(random):
+    model = Noisy() if random else "lenet5"
+    with offered({"model": model} if random else {}):
+        built = build(GPU, "engine.name=vectorized", f"model.name={'object' if random else model}")
+    program = LocalProgram((phase(epochs=5),), built.algorithm.setting.net.names("all"))
+    found = []
+    for tell in (None, [].append):
+        engine = VectorizedEngine(built.net, built.federation, built.config.engine, tell)
+        found.append([go(replace(built, engine=engine), program) for _ in range(2)])
+    for one, other in zip(*found, strict=True):
+        assert all(torch.equal(value, other.kept[name]) for name, value in one.kept.items())
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
 @pytest.mark.parametrize("method", ["hfcd", "ditto", "scaffold", "fedrep"])
 @pytest.mark.parametrize(("net", "compiles"), [("mlp", "off"), ("lenet5", "off"), ("lenet5", "on")])
 def test_graphs_give_the_weights_of_ordinary_steps(method, net, compiles, monkeypatch):
