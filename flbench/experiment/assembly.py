@@ -355,8 +355,7 @@ def _smoke(
         return None, {}
     from flbench.experiment.smoke import Smoke
 
-    begin = partial(_start, dtype=dtype_of(config.engine))
-    smoke = Smoke(here, algorithm, net, unknown, federation, begin)
+    smoke = Smoke(here, algorithm, net, unknown, federation, _start)
     trained = smoke.check(partial(_net, config, federation, None))
     if not config.has_own_optimizer:
         return smoke, {}

@@ -148,6 +148,39 @@ class Moving(Net):
         return h - self.mean
 
 
+class Mean(Net):
+    """Reads the batch as a whole, with rows of padding."""
+
+    def between(self, h):
+        return h - h.mean(0)
+
+
+class Single(Net):
+    """Cannot compute in float64."""
+
+    def forward(self, x):
+        return super().forward(x.float())
+
+
+class SingleMean(Single, Mean):
+    pass
+
+
+class Deep(Net):
+    """Rounding in float32 changes what three steps train by about as much as the steps do."""
+
+    def make(self):
+        layers = [
+            layer
+            for _ in range(20)
+            for layer in (nn.Linear(16, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU())
+        ]
+        self.deep = nn.Sequential(*layers)
+
+    def between(self, h):
+        return self.deep(h)
+
+
 class Seen(Net):
     """A buffer of truth values, which engines cannot subtract."""
 
@@ -185,9 +218,9 @@ def test_a_run_depends_on_its_seed_alone(tmp_path):
     assert found[0].metrics.equals(found[1].metrics)
 
 
-@pytest.mark.parametrize("kind", [Recurrent, Depth, Numpy, Moving])
+@pytest.mark.parametrize("kind", [Recurrent, Depth, Numpy, Moving, Mean, SingleMean])
 def test_what_a_stack_of_clients_would_share_is_refused(tmp_path, kind):
-    """`Moving` counts rows of padding, which a batch that is not full has in a stack."""
+    """`Moving` and `Mean` count rows of padding, which a stack has for a batch that is not full."""
     assert refusal(tmp_path, kind, "vectorized")
     if kind is Recurrent:
         found = run(tmp_path / "auto", kind, "apfl", "auto", local_epochs=1)
@@ -199,6 +232,15 @@ def test_what_a_stack_of_clients_would_share_is_refused(tmp_path, kind):
             trained.export(tmp_path / "x.safetensors", client=0)
 
 
+@pytest.mark.parametrize("kind", [Single, Deep])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_rounding_of_a_net_is_no_reason_to_refuse_it(kind, precision):
+    keys = ("partition.clients=3", "partition.samples=90", f"engine.precision={precision}")
+    built = build(f"model={__file__}:{kind.__name__}", "engine.name=vectorized", *keys)
+
+    assert built.config.engine.name == "vectorized"
+
+
 def test_a_client_does_not_depend_on_those_that_the_same_process_trains_before(
     tmp_path, monkeypatch
 ):
@@ -206,7 +248,7 @@ def test_a_client_does_not_depend_on_those_that_the_same_process_trains_before(
 
     def check(self, anew):
         engine = self._sequential()
-        state = self.begin(self.net, self.algorithm)
+        state = self.begin(self.net, self.algorithm, torch.float32)
         settings = rounds.settings_of(self.algorithm, state)
         for ids in ([0, 1, 2], [2]):
             trained = rounds.train(self.algorithm, engine, state, settings, ids=torch.tensor(ids))
