@@ -146,7 +146,8 @@ class Kept(fl.Callback):
         self.weights: list[dict[str, torch.Tensor]] = []
 
     def on_run_end(self, run: Any) -> None:
-        self.weights = [run.weights(client) for client in range(run.clients)]
+        every = map(run.weights, range(run.clients))
+        self.weights = [{name: one.cpu() for name, one in tree.items()} for tree in every]
 
 
 class Clock(fl.Callback):
@@ -265,7 +266,7 @@ def start(asked: argparse.Namespace, folder: Path) -> None:
     programs = {"import": ["-c", "import torch, lightning"], "command": command}
     for name, arguments in programs.items():
         begin = time.perf_counter()
-        seconds = None
+        seconds, line = None, ""
         with subprocess.Popen(
             [sys.executable, *arguments],
             stderr=subprocess.PIPE,
@@ -276,8 +277,8 @@ def start(asked: argparse.Namespace, folder: Path) -> None:
                 if line.startswith("round 1") and seconds is None:
                     seconds = time.perf_counter() - begin
         whole = time.perf_counter() - begin
-        is_right = process.returncode == 0
-        emit(asked, name=name, first_round=seconds, whole=whole, is_right=is_right)
+        failed = {"error": line.strip()} if process.returncode else {}
+        emit(asked, name=name, first_round=seconds, whole=whole, **failed)
 
 
 def trials(asked: argparse.Namespace, folder: Path) -> None:
