@@ -168,8 +168,8 @@ def started(content: bytes = b"", variables: Mapping[str, str] | None = None) ->
         executor.submit(os.getpid)  # starts the process
     except OSError as error:
         raise CouldNotBeginError(
-            f"the system starts no further process ({error}). Train fewer at the same time, or end"
-            " other processes."
+            f"the system starts no further process ({error}). Train fewer at the same time, end"
+            " other processes, or see that /dev/shm is writable and the path of TMPDIR is short."
         ) from error
     finally:
         sys.modules["__main__"] = main
