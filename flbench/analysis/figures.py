@@ -29,12 +29,10 @@ from flbench.core.text import one_line
 from flbench.reports import data_figures
 from flbench.reports.data_figures import heat
 from flbench.reports.picture import LITERAL, Picture, in_legend, literal, plain, short
-from flbench.reports.shown import Drawn
+from flbench.reports.shown import COLOURS, Drawn
 from flbench.results import learned as learned_files
 from flbench.results.summary import SPLITS
 
-# Colours that colour-blind people tell apart, all with a contrast of at least 3 on white.
-COLOURS: Final = ("#0072b2", "#d55e00", "#117733", "#aa4499", "#222222", "#8a6d00", "#b5485d")
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: Final = ("-", "--", "-.", ":")
 MOST_CLASSES: Final = 100  # in a heat map

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Write = Callable[[Any], str]
 """Writes a value that is not missing as text."""
+# Colours that colour-blind people tell apart, all with a contrast of at least 3 on white.
+COLOURS: Final = ("#0072b2", "#d55e00", "#117733", "#aa4499", "#222222", "#8a6d00", "#b5485d")
 BROAD: Final = 500  # pixels: wider pictures scroll on a phone
 TALL: Final = 40  # rows: longer tables scroll on a page
 

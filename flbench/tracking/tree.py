@@ -22,6 +22,7 @@ from flbench.core.errors import DataError, shortened
 from flbench.core.files import is_locked
 from flbench.core.text import printable
 from flbench.jobs.folder import read_failures
+from flbench.reports.shown import COLOURS
 from flbench.results import study_folder
 from flbench.results.study_folder import Header, Trial
 from flbench.tracking import artifacts, measures
@@ -286,7 +287,9 @@ class _Campaign:
         for method in methods:
             own = [trial for trial, _ in trials if trial.method == method.removesuffix(" tuned")]
             cells = [one for one in below if one.tags["method"] == method]
-            above.append(self._method(method, cells, own))
+            node = self._method(method, cells, own)
+            colour = COLOURS[sorted(methods).index(method) % len(COLOURS)]
+            above.append(replace(node, tags={**node.tags, "mlflow.runColor": colour}))
         below += [node for _, node in trials]
         sets, schemes = ({getattr(c, k): 0 for c in self._cells} for k in ("data", "scheme"))
         experiment = f"{'+'.join(sets)}-{'+'.join(schemes)}"[:200]

@@ -89,6 +89,8 @@ def test_cells_are_below_methods_and_methods_below_the_comparison(whole):
 
     assert parents(whole) == wanted
     assert {run.info.status for run in whole.values()} == {"FINISHED"}
+    colours = {whole[f"methods/{one}"].data.tags["mlflow.runColor"] for one in METHODS}
+    assert len(colours) == len(METHODS)  # without the tag MLflow draws them, equal ones too
 
 
 def test_comparison_has_the_figures_of_its_leaderboard(store, copied):
