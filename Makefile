@@ -51,9 +51,9 @@ test-processes: $(VENV)/installed
 contract: $(VENV)/installed
 	$(BIN)/pytest $(WORKERS) -m "not full" tests/algorithms/test_contract.py
 
-# Every method under the contract, and the full products of engines and policies.
+# Every method under the contract, the full products of engines and policies, and all tutorials.
 test-all: lint types $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) $(LATER) --doctest-modules -m "not docs" tests flbench
+	$(BIN)/pytest $(WORKERS) $(LATER) --doctest-modules -m "not docs or full" tests flbench
 
 # Malformed inputs, kills and lost servers, drawn from a seed: FLBENCH_FAULTS_SEED=7 make test-faults
 # draws others.

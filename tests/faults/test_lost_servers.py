@@ -16,7 +16,7 @@ from tests.tuning.test_tune import arguments, begin, records, study_in, tune, wa
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 # A worker that dies with its server is not a failed trial, also without another attempt.
-MORE = ("--trials", "3", "--seeds", "1", "--scheduler", "none", "--retries", "0", "train.rounds=12")
+MORE = ("--trials", "3", "--seeds", "1", "--scheduler", "none", "--retries", "0", "train.rounds=60")
 SERVERS = {"gcs": "gcs_server", "raylet": "raylet/raylet ", "all": "gcs_server|raylet/raylet "}
 """Patterns of the command lines of Ray's servers."""
 SECONDS = 20  # until a study has ended
