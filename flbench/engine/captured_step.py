@@ -7,7 +7,8 @@ graphs and copies the results back. The host only decides which graph takes the 
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from copy import copy
+from contextlib import suppress
+from copy import copy, deepcopy
 from time import perf_counter
 from typing import Any, Final
 
@@ -72,8 +73,9 @@ class CapturedSteps:
             return False
         layout = _layout(phase)
         fits = (one for one in self._kept if _equal(one.layout, layout))
-        static = next(fits, None) or StaticPhase(phase, layout, self)
-        self._kept = [*(one for one in self._kept if one is not static), static][-KEPT:]
+        static = next(fits, None) or StaticPhase(phase, _unchanging(layout), self)
+        kept = [one for one in self._kept if one is not static]
+        self._kept = [*kept, *[static] * (static.layout is not None)][-KEPT:]
         with torch.cuda.device(self._index):
             static.train(phase)
             if self._tries_tf32:
@@ -145,7 +147,7 @@ class StaticPhase:
 
     Args:
         phase: A phase of a round, which has taken no step.
-        layout: See `_layout`.
+        layout: See `_layout`; None if no other phase can be trained.
         captured: What captures the steps.
 
     Attributes:
@@ -300,7 +302,18 @@ def _has_tensor_lr(phase: StackedPhase) -> bool:
 
 def _equal(one: Hashable, other: Hashable) -> bool:
     """Return whether two layouts are equal; terms with tensors cannot be compared."""
-    try:
+    with suppress(RuntimeError, ValueError):
         return one == other
-    except (RuntimeError, ValueError):
-        return False
+    return False
+
+
+def _unchanging(layout: Hashable) -> Hashable:
+    """Return a copy of a layout, or None if a copy differs.
+
+    An object without `__eq__`, such as a loss term whose attribute a method sets in each round,
+    equals itself although its value has changed. A graph has the value at its capture.
+    """
+    with suppress(Exception):
+        copied = deepcopy(layout)
+        return copied if _equal(copied, layout) else None
+    return None  # it cannot be copied

@@ -52,12 +52,7 @@ class ClientRun:
     """
 
     def __init__(
-        self,
-        environment: Environment,
-        client: int,
-        work: LocalWork,
-        *,
-        is_seeded: bool,
+        self, environment: Environment, client: int, work: LocalWork, *, is_seeded: bool
     ) -> None:
         env = self._environment = environment
         self._is_seeded = is_seeded

@@ -13,13 +13,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.known_code import is_known
 from flbench.core.types import Results
 from flbench.data.federation import Federation
-from flbench.engine.base import (
-    STACKED_SIZE,
-    Engine,
-    LocalWork,
-    find_device,
-    gathered,
-)
+from flbench.engine.base import STACKED_SIZE, Engine, LocalWork, find_device, gathered
 from flbench.engine.client_run import ClientRun
 from flbench.engine.environment import Environment
 from flbench.models.trial import may_draw, may_draw_in_eval

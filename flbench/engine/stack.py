@@ -68,12 +68,7 @@ class Stack:
         ctx: Named tensors that the server sent or that Statistics computed.
     """
 
-    def __init__(
-        self,
-        environment: StackEnvironment,
-        ids: Tensor,
-        work: LocalWork,
-    ) -> None:
+    def __init__(self, environment: StackEnvironment, ids: Tensor, work: LocalWork) -> None:
         env = self.environment = environment
         self.work, self.settings = work, work.settings
         rows, dispatch = work.rows(ids), work.dispatch(ids)

@@ -19,6 +19,7 @@ from flbench.core.registry import ALGORITHMS
 from flbench.engine import base, captured_step, memory, vectorized
 from flbench.engine.vectorized import VectorizedEngine
 from flbench.experiment import assembly
+from flbench.losses import CrossEntropy
 from flbench.testing import after
 from flbench.testing.setting import with_method
 from tests.engine.test_vectorized import (
@@ -194,6 +195,35 @@ def test_compiled_gradients_are_the_ordinary_ones(monkeypatch):
             found.append(after(assembly.build(resolve(layers)[0]), 2))
 
     assert_states_are_close(*found)
+
+
+class Scaled:
+    """A loss term whose factor the method sets in each round; a subclass compares factors."""
+
+    weight, of_parameters, factor = 1.0, False, 1.0
+
+    def __call__(self, context):
+        return self.factor * CrossEntropy()(context)
+
+
+class Compared(Scaled):
+    def __eq__(self, other):
+        return self.factor == other.factor
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize("kind", [Scaled, Compared])
+def test_a_term_whose_attribute_changes_is_read_in_each_round(kind, monkeypatch):
+    """A graph of operations has the numbers of Python at its capture, as a CUDA graph has."""
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graph)
+    ordinary, static = pair(monkeypatch, "model.name=mlp", "engine.compile=on")
+    term = kind()
+    names = static.algorithm.setting.net.names("all")
+    for term.factor in (1.0, 0.1, 1.0):
+        program = LocalProgram((phase(terms=(term,)),), names)
+        one, many = (go(each, program) for each in (ordinary, static))
+        assert_close(one.kept, many.kept, EXACT)
 
 
 class Pretended(captured_step.CapturedSteps):
