@@ -365,18 +365,18 @@ def ranks(analysis: Analysis, place: str, inches: float) -> Picture | None:
 
     has_claims = has_rank_claims(analysis)
     labels = {name: _label(analysis, str(name)) for name in across.ranks.index}
-    tests = across.nemenyi if has_claims else across.nemenyi * 0  # no test: no crossbar
     bars = len(labels) // 2 if has_claims else 0  # there are seldom more
     figure = _figure(inches, 0.8 + 0.25 * (len(labels) // 2 + 1 + bars))
-    axes = figure.add_subplot()
-    critical_difference_diagram(
+    drawn = critical_difference_diagram(
         across.ranks.rename(labels),
-        tests.rename(index=labels, columns=labels),
+        (across.nemenyi * has_claims).rename(index=labels, columns=labels),  # no test: no crossbar
         cd=across.critical if has_claims else None,
-        ax=axes,
+        ax=figure.add_subplot(),
         color_palette={labels[one]: _style(analysis, str(one))["color"] for one in labels},
         label_props={"fontsize": 8},
     )
+    for [bar] in drawn["crossbars"]:  # its points have the order of a set
+        bar.set_xdata(sorted(bar.get_xdata()))
     return figure
 
 

@@ -129,8 +129,6 @@ def load(path: Path, dataset: Dataset) -> ClientParts:
             raise ValueError(
                 f"it was made for other labels, those of the data set `{about['dataset']}`"
             )
-        if dataset.blocks is not None and about.get("group") != dataset.blocks_of:
-            raise ValueError(f"it was made without data.group={dataset.blocks_of}")
         arrays = read_arrays(path)
         index, client, part = (
             arrays[key].astype(np.int64, casting="safe") for key in ("index", "client", "part")
@@ -139,6 +137,10 @@ def load(path: Path, dataset: Dataset) -> ClientParts:
         is_known = bool(((index >= 0) & (index < n)).all()) and len(np.unique(index)) == len(index)
         if not (is_known and 1 <= clients <= n and len(names) in (0, clients)):
             raise ValueError("its rows are not those of clients of this data set")
+        if dataset.blocks is not None:
+            places = np.stack([dataset.blocks[index], client, part])
+            if len(np.unique(places, axis=1).T) > len(np.unique(places[:2], axis=1).T):
+                raise ValueError(f"it divides groups of data.group={dataset.blocks_of}")
         sizes = np.bincount(cells, minlength=len(PARTS) * clients)
         rows = np.split(index[np.lexsort((index, cells))], np.cumsum(sizes)[:-1])
         parts = {key: rows[k * clients :][:clients] for k, key in enumerate(PARTS)}

@@ -268,9 +268,9 @@ def read_trial(file: Path) -> Trial:
         DataError: The file is damaged, or its content does not fit the folder it is in.
     """
     trial = _load(file, Trial)
-    if trial.method != (name := file.parent.parent.name):
-        reason = f"its method is {trial.method!r}, its folder is for {name!r}"
-        raise _misplaced(file.parent, reason)
+    place, folder = f"{trial.method}/{trial.index:03d}", "/".join(file.parts[-3:-1])
+    if place != folder:
+        raise _misplaced(file.parent, f"it is of the trial {place!r}, its folder is {folder!r}")
     return trial
 
 

@@ -372,6 +372,20 @@ def test_last_is_a_mean_over_all_repetitions_or_none(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_crossbar_of_ranks_is_drawn_from_left_to_right(tmp_path):
+    """The bytes of a picture do not depend on the order of a set of texts in this process."""
+    names = ("fedavg", "ft", "local", "hfcd", "ditto", "fedper")
+    values = {name: [0.5 + k / 100, 0.6 + k / 100] * 3 for k, name in enumerate(names)}
+    for alpha in ("0.1", "1"):
+        matrix(tmp_path / alpha, values, keys=(f"partition.alpha={alpha}",))
+
+    figure = figures.draw(analysed(tmp_path), "ranks", "")
+
+    [bar] = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 3]
+    assert list(bar.get_xdata()) == sorted(bar.get_xdata())
+
+
+@pytest.mark.slow
 def test_a_metric_without_rounds_or_named_like_a_column_is_shown(tmp_path):
     for path in matrix(tmp_path, PAIR).values():
         edited(path, gm=0.5, std=0.25)

@@ -111,7 +111,7 @@ def test_groups_of_arrays_and_tables_are_the_same(hospitals, tmp_path):
     assert data_hash(plain) != data_hash(data)
 
 
-def test_a_saved_partition_that_was_made_without_the_groups_is_refused(hospitals, tmp_path):
+def test_a_saved_partition_that_divides_groups_is_refused(hospitals, tmp_path):
     config, scheme = DataConfig(path=hospitals, group="patient"), PartitionConfig(scheme="natural")
     together = sources.load(config)
     apart = sources.load(DataConfig(path=hospitals, drop=["patient"]))
@@ -124,6 +124,13 @@ def test_a_saved_partition_that_was_made_without_the_groups_is_refused(hospitals
     assert make_partition(together, saved, 0).hash() == make_partition(together, scheme, 0).hash()
     with pytest.raises(DataError, match=r"apart\.npz .*data\.group"):
         make_partition(together, saved.altered(path=tmp_path / "apart.npz"), 0)
+
+    file = hospitals / "south.csv"
+    rows = pd.read_csv(file)
+    rows["patient"] = np.roll(rows["patient"], 1)  # other visits are of one patient now
+    rows.to_csv(file, index=False)
+    with pytest.raises(DataError, match=r"together\.npz .*data\.group"):
+        make_partition(sources.load(config), saved, 0)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def test_folder_that_is_not_a_study_is_refused(name, tmp_path):
         *(({name: None}, name) for name in ("method", "state", "params", "round")),
         *(({name: "good"}, name) for name in ("index", "params", "score", "state")),
         ({"method": "fedprox"}, "fedprox"),
+        ({"index": 1}, "001"),
         ("[]", "trial.json"),
         ("{", "trial.json"),
     ],
