@@ -275,16 +275,17 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> PreparedStudy:
         UserError: Data, net, loss terms or metrics of the user differ from those that the study
             began with, or must be given again; or the study names a foreign Ray cluster.
     """
-    header = folder.description()
+    header, file = folder.description(), folder.path / "study.json"
+    cure = "Restore it from a copy, or start a new study."
     try:
         kept = {name: header[name] for name in (*KEPT, "batch")}
         # As many trials at once as TPE proposes, unless that changes.
-        options = {"concurrent": kept["batch"], **kept, **changed}
-        request = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **options)
-        files = {name: folder.path / "methods" / f"{name}.yaml" for name in request.methods}
+        options = {"concurrent": kept["batch"], **kept}
+        written = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **options)
+        files = {name: folder.path / "methods" / f"{name}.yaml" for name in written.methods}
         # This also registers methods that their modules have not registered yet.
         for each in header["methods"].values():
-            trust.check(folder.path / "study.json", each["space_tree"])
+            trust.check(file, each["space_tree"])
         resolved = {name: resolve_written(file) for name, file in files.items()}
         spaces = {
             method: parse(each["space_tree"], {}, each["space"])
@@ -293,14 +294,17 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> PreparedStudy:
         counted = {name: one["steps"] for name, one in header["methods"].items()}
         partition_hash = header["partition_hash"]
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{folder.path / 'study.json'} is damaged ({error!r}). Restore it from a copy, or start"
-            " a new study."
-        ) from error
-    if "address" not in changed:
-        trust.check(folder.path / "study.json", _cluster(request))
-    check(request)
+        raise DataError(f"{file} is damaged ({error!r}). {cure}") from error
     configs = {method: config for method, (config, _) in resolved.items()}
+    try:
+        check(written)
+        check_metric(written.metric, configs[written.methods[0]].evaluation)
+    except ConfigError as error:
+        raise DataError(f"{file} has a wrong value: {error} {cure}") from error
+    request = replace(written, **changed)
+    if "address" not in changed:
+        trust.check(file, _cluster(request))
+    check(request)
     federation = assembly.load_federation(configs[request.methods[0]])
     if federation.partition.hash() != partition_hash:
         raise UserError(

@@ -161,7 +161,8 @@ def test_reopened_study_asks_for_its_metric_again(begin):
     ("name", "changes", "named"),
     [
         ("study.json", {"partition_hash": "0" * 64}, "partition"),
-        ("study.json", {"batch": None, "trials": "many"}, "`trials`"),
+        ("study.json", {"batch": None, "trials": "many"}, r"study\.json.*`trials`"),
+        ("study.json", {"metric": "acuracy"}, r"study\.json.*`metric`"),
         ("study.json", {"methods": None}, r"study\.json"),
         ("partition.json", {"data": "f" * 64}, "ffffffffffff"),  # other samples, the same labels
     ],
