@@ -5,8 +5,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -178,26 +177,13 @@ def digest(trees: Iterable[Mapping[str, Tensor]]) -> str:
         trees: The trees; their order and the order of their leaves matter.
     """
     sha = hashlib.sha256()
-    last, content = None, b""
-    for tree in trees:
-        if tree is last:  # the model of several clients, one after the other
-            content = content or b"".join(_parts_of(tree))
-            sha.update(content)
-            continue
-        last, content = tree, b""
-        for part in _parts_of(tree):
-            sha.update(part)
-    return sha.hexdigest()
-
-
-def _parts_of(tree: Mapping[str, Tensor]) -> Iterator[Any]:
-    """Yield what `digest` hashes of a tree: name, type and shape of each tensor, and its bytes."""
-    for name, value in tree.items():
-        yield f"{name}:{value.dtype}:{tuple(value.shape)};".encode()
+    for name, value in (item for tree in trees for item in tree.items()):
+        sha.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
         flat = value.detach().cpu().contiguous().reshape(-1)
         if flat.stride() != (1,):  # PyTorch takes a single expanded element for contiguous
             flat = flat.clone(memory_format=torch.contiguous_format)
-        yield flat.view(torch.uint8).numpy()
+        sha.update(flat.view(torch.uint8).numpy().data)
+    return sha.hexdigest()
 
 
 EQUAL = 256

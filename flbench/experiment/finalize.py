@@ -1,5 +1,6 @@
 """Files of a finished run: tables, report and summary."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -100,9 +101,14 @@ def _evaluate_new_clients(loop: FederatedLoop, states: Mapping[str, State]) -> S
 
 
 def weights_digest(loop: FederatedLoop, state: State) -> str:
-    """Return the SHA-256 (hex) over the weights of all clients' personal models."""
+    """Return the SHA-256 (hex) over the digests of all clients' personal models."""
     settings = rounds.evaluation_settings(loop.algorithm, state)
-    return digest(loop.evaluator.hashed(state, settings))
+    sha, last, own = hashlib.sha256(), None, b""
+    for tree in loop.evaluator.hashed(state, settings):
+        if tree is not last:  # a model of several clients is hashed once
+            last, own = tree, digest([tree]).encode()
+        sha.update(own)
+    return sha.hexdigest()
 
 
 def _best_state(loop: FederatedLoop, state: State) -> State | None:

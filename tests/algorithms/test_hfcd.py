@@ -16,6 +16,7 @@ from flbench.client.batchnorm import recalibrate
 from flbench.client.program import LocalProgram, Statistic, bind
 from flbench.core.tree import take
 from flbench.core.types import Dispatch
+from flbench.engine.base import LocalWork
 from flbench.experiment.rounds import settings_of
 from flbench.losses.similarity import class_sums, cosines
 from flbench.testing import after
@@ -37,14 +38,9 @@ def test_prototypes_under_dropped_statistics_are_those_of_the_recalibrated_net()
     found = {}
     for name, steps in (("anew", recalibrate(net)), ("left behind", ())):
         collect = Statistic("classes", bind(prototypes.sums_by_class, 10))
-        found[name] = built.engine.run(
-            LocalProgram(steps),
-            torch.arange(5),
-            rows=partial(take, state.clients),
-            dispatch=lambda ids: Dispatch(),
-            settings=settings_of(built.algorithm, state),
-            observe=(collect,),
-        ).observed
+        rows, settings = partial(take, state.clients), settings_of(built.algorithm, state)
+        work = LocalWork(LocalProgram(steps), rows, lambda _: Dispatch(), settings, (collect,))
+        found[name] = built.engine.run(work, torch.arange(5)).observed
 
     held = state.clients["counts"] > 0
     for name, right in (("anew", True), ("left behind", False)):

@@ -10,7 +10,7 @@ import torch
 from flbench.algorithms import pfedhn
 from flbench.core.rng import Draw
 from flbench.core.tree import only, take
-from flbench.engine.base import RoundSettings
+from flbench.engine.base import LocalWork, RoundSettings
 from flbench.experiment.communication import apply_masks
 from flbench.testing import after, build, played
 from tests.algorithms.loops import (
@@ -220,13 +220,13 @@ def test_new_client_fits_its_embedding_alone(head, monkeypatch):
     joining = built.algorithm.join(state, ids)
     draw = Draw(built.config.seed, (1,), 5)
 
-    kept = built.engine.run(
+    work = LocalWork(
         joining.program,
-        ids,
-        rows=partial(take, state.clients),
-        dispatch=lambda some: apply_masks(built.algorithm.join(state, some).dispatch),
-        settings=RoundSettings(built.algorithm.setting.train, draw),
-    ).kept
+        partial(take, state.clients),
+        lambda some: apply_masks(built.algorithm.join(state, some).dispatch),
+        RoundSettings(built.algorithm.setting.train, draw),
+    )
+    kept = built.engine.run(work, ids).kept
 
     v, buffer = sum(state.server[V][i] for i in range(4)) / 4, torch.zeros_like(state.server[V][0])
     own = only({name: state.clients[name][4] for name in state.clients}, HEAD)

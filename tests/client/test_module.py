@@ -15,7 +15,7 @@ from flbench.client.program import LocalProgram, Phase
 from flbench.config.schema import OptimizerConfig, TrainConfig
 from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Samples
-from flbench.engine.base import RoundSettings
+from flbench.engine.base import LocalWork, RoundSettings
 from flbench.engine.training import ClientBatches
 from flbench.losses import CrossEntropy, Proximal
 from flbench.models.base import net_leaves
@@ -63,13 +63,9 @@ FIELDS = {
 
 def trained_by_engine(experiment, phase: Phase) -> dict[str, torch.Tensor]:
     """Return the leaves after the phase."""
-    results = experiment.engine.run(
-        LocalProgram((phase,), keeps=experiment.algorithm.setting.net.names("all")),
-        torch.tensor([CLIENT]),
-        rows=lambda ids: {},
-        dispatch=lambda ids: Dispatch(),
-        settings=SETTINGS,
-    )
+    program = LocalProgram((phase,), keeps=experiment.algorithm.setting.net.names("all"))
+    work = LocalWork(program, lambda ids: {}, lambda ids: Dispatch(), SETTINGS)
+    results = experiment.engine.run(work, torch.tensor([CLIENT]))
     return {name: value[0] for name, value in results.kept.items()}
 
 

@@ -143,9 +143,9 @@ def test_a_model_that_all_share_is_evaluated_once_on_the_common_test_set(keys, o
     settings = settings_of(built.algorithm, state)
     asked, engine_run = [], built.engine.run
 
-    def noted(program, ids, **others):
-        asked.extend(len(ids) for one in others["observe"] if one.name == "evaluation/common")
-        return engine_run(program, ids, **others)
+    def noted(work, ids):
+        asked.extend(len(ids) for one in work.observe if one.name == "evaluation/common")
+        return engine_run(work, ids)
 
     monkeypatch.setattr(built.engine, "run", noted)
     found = evaluator.evaluate(state, settings, common=True).common["personal"]
@@ -294,11 +294,11 @@ def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, 
     _, summary = run(tmp_path / "a", "algorithm=fedavg", "train.rounds=4")
     original, calls = SequentialEngine.run, []
 
-    def interrupted(self, program, ids, **keys):
+    def interrupted(self, work, ids):
         calls.append(ids)
-        if len(calls) == 3 and program.sends:
+        if len(calls) == 3 and work.program.sends:
             signal.raise_signal(signal.SIGINT)  # to this thread: another one might run later
-        return original(self, program, ids, **keys)
+        return original(self, work, ids)
 
     monkeypatch.setattr(SequentialEngine, "run", interrupted)
     keys = (f"output.dir={tmp_path / 'b'}", "algorithm=fedavg", "train.rounds=4")
