@@ -154,8 +154,12 @@ def _unpacked(path: Path) -> Path:
             if (size := sum(entry.file_size for entry in archive.infolist())) > MAX_BYTES:
                 raise ValueError(f"it would unpack to {size:,} bytes; the limit is {MAX_BYTES:,}")
             Path(beside, "files").mkdir()
+            seen = set[str]()
             for entry in archive.infolist():
                 entry.filename = entry.filename.replace("\\", "/")  # of Windows
+                if entry.filename in seen and not entry.is_dir():
+                    raise ValueError(f"it has two entries with the name {entry.filename}")
+                seen.add(entry.filename)
                 archive.extract(entry, Path(beside, "files"))
             try:
                 Path(beside, "files").rename(target)

@@ -100,7 +100,7 @@ def check_method(
         raise ConfigError(
             f"`algorithm.name={algorithm.name}` cannot train {net.title} by its own training step:"
             f" {'; '.join(dict.fromkeys(reasons))}. Take another method, such as fedavg, fedprox or"
-            " ditto, or train the module as a net: fl.run(model=...)."
+            " ditto, or train the module as a net: leave `model.lightning` out (fl.run)."
         )
 
 

@@ -99,7 +99,7 @@ def make(
     if base_of(type(module)) is None:
         raise ConfigError(
             f"{what}: {type(module).__name__} is no LightningModule, so it has no training step of"
-            " its own. Use fl.run(model=...), which trains any net, or leave `model.lightning` out."
+            " its own. Leave `model.lightning` out (in Python: call fl.run, which trains any net)."
         )
     if not (overrides(module, "training_step") and overrides(module, "configure_optimizers")):
         raise ConfigError(

@@ -150,6 +150,15 @@ def test_images_of_every_kind_from_zip_and_folder(tmp_path, kind, folder):
     assert (data.train, data.classes, data.y.tolist()) == (6, ("a", "b"), [0, 0, 0, 1, 1, 1] * 2)
 
 
+def test_a_zip_with_two_entries_of_one_name_is_refused(tmp_path):
+    path = write_zip(tmp_path / "x.zip", images())
+    with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate"):
+        file.writestr("train/a/0.png", picture(77))
+
+    with pytest.raises(DataError, match=r"x\.zip.*train/a/0\.png"):
+        load(path)
+
+
 @pytest.mark.parametrize("top", ["", "flowers/"])
 @pytest.mark.parametrize("folder", [False, True])
 def test_class_folders_without_parts_belong_to_the_train_part(tmp_path, top, folder):
