@@ -70,11 +70,10 @@ def of_results(query: str, names: Collection[str], metric: str, axis: str) -> st
 
 def of_trials(query: str, params: Mapping[str, Collection[str]]) -> str:
     """Return the view of the trials of a study: parameters and score, the best one first."""
-    charts = [
-        {**parallel_coordinates(_ordered(names), ["score"]), "displayName": method}
+    sections: dict[str, list[dict[str, Any]]] = {  # MLflow's page gives such charts no names
+        f"Parameters and score of {method}": [parallel_coordinates(_ordered(names), ["score"])]
         for method, names in params.items()
-    ]
-    sections: dict[str, list[dict[str, Any]]] = {"Parameters and score": charts}
+    }
     sections |= {title: [] for title in (OPEN, "train", "server", "log", UNNAMED)}
     axes = _ordered({name for names in params.values() for name in names})
     return _view(query, ("score",), axes, ("method", "state"), "metrics.`score`", sections)

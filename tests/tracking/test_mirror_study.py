@@ -273,7 +273,9 @@ def test_study_has_two_views_however_many_studies_there_are(runs, tmp_path, uri)
     [axis] = f1["selectedParams"]
     assert sorted(run.data.params[axis] for run in shown[0]) == labels
     charts = trials["compareRunCharts"]
-    assert [chart["displayName"] for chart in charts] == sorted(METHODS)
+    titles = {one["uuid"]: one["name"] for one in trials["compareRunSections"]}
+    of_charts = [titles[chart["metricSectionId"]] for chart in charts]
+    assert [title.split()[-1] for title in of_charts] == sorted(METHODS)
     assert charts[0]["selectedParams"][0] == "train.optimizer.lr"
     assert charts[0]["selectedMetrics"] == ["score"]
     # The methods are those of the latest campaign.
