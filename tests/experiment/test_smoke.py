@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import lightning.pytorch as lightning
 import numpy as np
@@ -38,6 +39,7 @@ from flbench.experiment import rounds
 from flbench.experiment.smoke import Smoke
 from flbench.losses import CrossEntropy
 from flbench.losses.cross_entropy import mean_cross_entropy
+from tests.forks import Fork
 from tests.support import build
 from tests.support import run as small_run
 
@@ -216,6 +218,38 @@ def test_a_run_depends_on_its_seed_alone(tmp_path):
 
     assert found[0].digest == found[1].digest
     assert found[0].metrics.equals(found[1].metrics)
+
+
+class Wide(nn.Module):
+    """A net of 70 MB."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8192), nn.ReLU())
+        self.body.append(nn.Linear(8192, 2048))
+        self.head = nn.Linear(2048, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def memory(name):
+    """Return a number of bytes in the status of this process, such as its peak, VmHWM."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def test_a_large_net_is_tried_in_the_memory_of_some_copies(tmp_path):
+    def measured():
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = memory("VmRSS")
+        run(tmp_path / "runs", Wide, rounds=1, local_epochs=1, batch_size=64)
+        copies = (memory("VmHWM") - before) / (4 * 8192 * (64 + 2048))
+        (tmp_path / "copies").write_text(str(copies))
+
+    fork = Fork(tmp_path, measured)
+    fork.process.join()
+    assert float((tmp_path / "copies").read_text()) < 26
 
 
 @pytest.mark.parametrize("kind", [Recurrent, Depth, Numpy, Moving, Mean, SingleMean])
