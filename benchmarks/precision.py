@@ -28,7 +28,6 @@ SETTINGS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "digits-ditto": ("ditto", DIGITS),
     "digits-hfcd": ("hfcd", {**DIGITS, "train.rounds": 10}),
     "fashion-fedavg": ("fedavg", FASHION),
-    "fashion-ft": ("ft", FASHION),
 }
 PRECISIONS: Final = {"float32": "32-true", "TF32": "tf32", "bf16": "bf16-mixed"}
 PRODUCTS: Final = {
