@@ -135,10 +135,9 @@ def _run(stack: Stack, captured: CapturedSteps | None) -> Results:
     )
     order = order[finished[order]]  # the clients that finished, in the order of `ids`
     index = order.to(stack.environment.device)
-    stacked = stack.leaves.stacked
-    if not torch.equal(order, torch.arange(len(stack))):
-        wanted = {*names, *(mask for _, mask in program.masks)}
-        stacked = {name: value[index] for name, value in stacked.items() if name in wanted}
+    # Copies: a leaf may be another one or a tensor of the server, and `observe` may write to it.
+    wanted = {*names, *(mask for _, mask in program.masks)}
+    stacked = {n: value[index] for n, value in stack.leaves.stacked.items() if n in wanted}
     masks = {name: stacked[mask].cpu() for name, mask in program.masks}
     # What the server alone needs stays on the device, where means of it are computed.
     stays = program.sends - program.keeps - masks.keys()

@@ -272,6 +272,34 @@ def test_masks_rows_and_observers(engines):
     assert many.sent.mask["part"][:, 0].tolist() == [client > 1 for client in CLIENTS]
 
 
+def test_results_share_memory_with_no_other_tensor(engines):
+    ones, table = [[1.0, 1.0, 1.0]], torch.ones(1, 3, dtype=torch.float64)
+    program = LocalProgram((Transform(two_names),), frozenset(), frozenset({"own", "other"}))
+    late = Statistic("late", overwrite, REDUCE, samples=Samples("test"))
+
+    def sent(one, rows, observe=()):
+        dispatch = Dispatch(rows=Message({"own": rows}), leaves=frozenset({"own"}))
+        results = go(one, program, ids=(0,), dispatch=lambda _: dispatch, observe=observe)
+        return results.sent.values
+
+    for one in engines:
+        observed, plain = sent(one, table.clone(), observe=(late,)), sent(one, table)
+        plain["own"].zero_()  # as the `aggregate` of a method may
+
+        assert observed["own"].tolist() == observed["other"].tolist() == ones
+        assert plain["other"].tolist() == table.tolist() == ones
+
+
+def two_names(context):
+    return {"other": context.leaves["own"]}
+
+
+def overwrite(context):
+    """A Statistic that writes in place, as a net does that counts its calls in a buffer."""
+    context.leaves["own"].fill_(5.0)
+    return count(context)
+
+
 @pytest.mark.slow
 def test_client_that_diverges_is_left_out(engines):
     width = engines[0].net.head.weight.shape
