@@ -45,6 +45,9 @@ class CapturedSteps:
         config: Whether gradients are compiled, and the precision.
         tell: Function that gets notes for the user, once each: what cannot be captured, and how
             much faster TF32 would be.
+
+    Attributes:
+        has_failed: Whether a capture has failed; then all steps are ordinary ones.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class CapturedSteps:
     ) -> None:
         self.compiles, self._tries_tf32 = config.compile == "on", False
         self._device, self._tell = device, tell
-        self._told, self._has_failed = set[str](), False
+        self._told, self.has_failed = set[str](), False
         self._kept: list[StaticPhase] = []  # the one that was used last comes last
         self._index = -1  # of the GPU
         if device.type == "cuda":
@@ -98,7 +101,7 @@ class CapturedSteps:
         finally:
             allow_tf32(False)
         gain = seconds[0] / seconds[1]
-        if self._tell is not None and gain >= GAIN and not self._has_failed:
+        if self._tell is not None and gain >= GAIN and not self.has_failed:
             self._tell(
                 f"engine.precision=tf32 would take a training step {gain:.1f} times as fast;"
                 " docs/guides/clusters.md says what it changes"
@@ -119,7 +122,7 @@ class CapturedSteps:
 
     def captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return the graph of a step as a function, or `step` if it cannot be captured."""
-        if self._device.type != "cuda" or self._has_failed:
+        if self._device.type != "cuda" or self.has_failed:
             return step
         generator = torch.cuda.default_generators[self._index]
         state, graph = generator.get_state(), torch.cuda.CUDAGraph()
@@ -131,8 +134,9 @@ class CapturedSteps:
             cause = error.__context__ if isinstance(error.__context__, Exception) else error
             self._note(f"{str(cause).partition(chr(10))[0]}{user_line(cause)}")
             # PyTorch's allocator and generator stay in a state for captures. The generator gets
-            # another state with the same numbers, and nothing more is captured.
-            self._has_failed = True
+            # another state with the same numbers. Nothing more is captured, and graphs, which have
+            # the former state, are not replayed.
+            self.has_failed = True
             fresh = torch.Generator(self._device)
             fresh.set_state(state)
             generator.graphsafe_set_state(fresh)
@@ -230,7 +234,7 @@ class StaticPhase:
         self._taken[kind] += 1
         if self._taken[kind] > WARM and kind not in self._calls:
             self._calls[kind] = self._captured.captured(step)
-        self._calls.get(kind, step)()
+        (step if self._captured.has_failed else self._calls.get(kind, step))()
 
     def _step(self, count: int, full: bool) -> None:
         """Take the next step of the first `count` clients; this is what graphs contain."""

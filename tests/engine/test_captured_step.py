@@ -281,3 +281,30 @@ def test_a_note_names_tf32_once_and_leaves_the_weights_as_they_are(gain, told, m
 def test_tf32_is_off_after_a_measurement_that_fails(monkeypatch):
     with pytest.raises(RuntimeError):
         rounds_with_tf32(monkeypatch, None)
+
+
+class Fallible(captured_step.CapturedSteps):
+    """Captures of which the second one fails; then PyTorch cannot replay the first one either."""
+
+    captures = 0
+
+    def captured(self, step):
+        def replay():
+            assert not self.has_failed
+            step()
+
+        self.captures += 1
+        self.has_failed |= self.captures == 2
+        return step if self.has_failed else replay
+
+
+def test_no_graph_is_replayed_after_a_capture_that_has_failed(monkeypatch):
+    ordinary, static = pair(monkeypatch, "model.name=mlp")
+    monkeypatch.setattr(vectorized, "CapturedSteps", Fallible)
+    engine = VectorizedEngine(static.net, static.federation, static.config.engine)
+    names = static.algorithm.setting.net.names("all")
+    program = LocalProgram((phase(epochs=5), phase(epochs=5, terms=(Scaled(),))), names)
+    for _ in range(2):
+        one, many = (go(each, program) for each in (ordinary, replace(static, engine=engine)))
+        assert_close(one.kept, many.kept, EXACT)
+    assert engine._captured.has_failed

@@ -405,6 +405,18 @@ def test_half_precision_with_a_scaler_is_refused():
         VectorizedEngine(built.net, built.federation, config)
 
 
+def test_finite_weights_whose_sum_is_not_finite_are_kept(engines):
+    """Numbers near the largest one of float64."""
+    name = "head.weight"
+
+    def enlarged(context):
+        return {name: torch.full_like(context.leaves[name], 1e308)}
+
+    for one in engines:
+        results = go(one, LocalProgram((Transform(enlarged),), frozenset({name})))
+        assert results.failures == ()
+
+
 def test_bf16_stays_finite():
     experiment = build("model.name=lenet5", "engine.precision=bf16-mixed", "engine.name=vectorized")
 
