@@ -9,6 +9,8 @@ measurement that fails has a line with its error, and the next one follows.
 - `weights`: methods and nets with CUDA graphs and without: seconds of a round, whether two runs and
   a resumed one have equal digests, and how far the weights are from those of a CPU in float64.
 - `engines`: the default beside both engines for six nets.
+- `patches`: client steps per second by the largest patch of a convolution that is a product with
+  patches: none, `LARGEST_PATCH` of `engine/stacked_layers.py`, and any.
 - `rounds`: seconds of a round of 50 clients of five steps, and of those that are no steps.
 - `start`: seconds until a command trains its first round, beside the import of its libraries.
 - `trials`: a training, four at the same time, and one of four times the clients.
@@ -22,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -34,7 +37,7 @@ from speed import measure
 import flbench as fl
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides
-from flbench.engine import captured_step
+from flbench.engine import captured_step, stacked_layers
 from flbench.experiment import lifecycle
 
 HERE: Final = Path(__file__).parent
@@ -56,6 +59,12 @@ NETS: Final = {
     "resnet18": ("color", "model.name=resnet18 model.norm=group"),
     "gru": ("tokens", "model.name=gru"),
     "transformer": ("tokens", "model.name=transformer"),
+}
+CONVOLUTIONAL: Final = {
+    "lenet5": NETS["lenet5"],
+    "simple_cnn": ("color", f"model.name={SIMPLE_CNN}"),
+    "resnet18": NETS["resnet18"],
+    "mobilenet_v2": ("color", "model.name=torchvision.models:mobilenet_v2"),
 }
 METHODS: Final = {
     **{one: (one, *NETS["lenet5"]) for one in ("hfcd", "ditto", "scaffold", "fedrep")},
@@ -137,6 +146,21 @@ def engines(asked: argparse.Namespace, folder: Path) -> None:
             common = "train.participation=1", "train.local_epochs=1", f"engine.name={engine}"
             every = *data, *keys.split(), *common
             tried(asked, lambda every=every: rate(asked, *every), net=net, engine=engine)
+
+
+def patches(asked: argparse.Namespace, folder: Path) -> None:
+    """Measure the nets of CONVOLUTIONAL with other bounds of `stacked_layers.has_small_patches`."""
+    rule = stacked_layers.LARGEST_PATCH
+    sizes = (2,) if asked.tiny else (10, 50, 100)
+    for (net, (kind, keys)), clients, bound in product(
+        CONVOLUTIONAL.items(), sizes, (0, rule, 10**6)
+    ):
+        data = federation(folder, kind, clients, 20 if asked.tiny else 60)
+        common = "train.participation=1", "train.local_epochs=1", "train.batch_size=20"
+        every = *data, *keys.split(), *common, "engine.name=vectorized"
+        stacked_layers.LARGEST_PATCH = bound  # type: ignore[misc]
+        tried(asked, lambda every=every: rate(asked, *every), net=net, clients=clients, bound=bound)
+    stacked_layers.LARGEST_PATCH = rule  # type: ignore[misc]
 
 
 class Kept(fl.Callback):
@@ -319,7 +343,9 @@ def trials(asked: argparse.Namespace, folder: Path) -> None:
         tried(asked, lambda case=case: trained(*case), name=name)
 
 
-PARTS: Final = {one.__name__: one for one in (table, weights, engines, rounds, start, trials)}
+PARTS: Final = {
+    one.__name__: one for one in (table, weights, engines, patches, rounds, start, trials)
+}
 
 
 def main() -> None:

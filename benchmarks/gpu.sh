@@ -92,6 +92,7 @@ measure table-compiled 120 table engine.compile=on
 publish d-tf32 90 d "$tf32"
 publish e18-fifth-tf32 60 e18 "$tf32" --scale 0.2
 check tests-compiled 60 lenet5-on-hfcd
+measure patches 150 patches
 measure trials 90 trials
 measure table-tf32 40 table "$tf32"
 publish d-compiled 90 d engine.compile=on
