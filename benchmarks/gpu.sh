@@ -77,7 +77,7 @@ card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>>"$out
 echo "{\"gpu\": \"$card\", \"asked\": \"${asked[*]}\"}" | tee -a "$out/gpu.jsonl"
 
 group=first
-check tests 75 "(graphs or captured) and not lenet5-on"
+check tests 75 "(graphs or captured or measurement) and not lenet5-on"
 measure table 60 table
 publish d 120 d
 measure rounds 40 rounds

@@ -159,12 +159,15 @@ def test_a_step_that_cannot_be_captured_is_computed_with_a_note(random, monkeypa
         built = build(GPU, "engine.name=vectorized", f"model.name={name}")
     notes = []
     engine = VectorizedEngine(built.net, built.federation, built.config.engine, notes.append)
-    program = LocalProgram((phase(terms=(CrossEntropy(), Constant()), epochs=5),))
+    # The graphs of the first phase, which are there already, are not replayed afterwards.
+    program = LocalProgram(
+        (phase(epochs=5), phase(terms=(CrossEntropy(), Constant()), epochs=5)),
+    )
     for _ in range(2):
         results = go(replace(built, engine=engine), program)
         assert results.failures == ()
-    assert len(notes) == 1
-    assert "test_gpu.py" in notes[0]
+    [note] = [one for one in notes if "tf32" not in one]
+    assert "test_gpu.py" in note
 
 
 @pytest.mark.parametrize("random", [False, True])
