@@ -485,10 +485,10 @@ class Evaluator:
         called, number = self.federation.partition.called, model.state.round
         samples = sum(len(self._owner[part]) for part in self.parts)
         text = (
-            f"round {number}: the weights of the model `{model.name}` are finite, but its scores"
-            f" are NaN for {len(whose)} of {samples} samples, at the clients"
-            f" [{', '.join(map(called, sorted(set(whose))))}]. They count as predictions of the"
-            " class with NaN, mostly the first. Lower train.optimizer.lr or set train.clip."
+            f"round {number}: the scores of the model `{model.name}` are NaN for {len(whose)} of"
+            f" {samples} samples, at the clients [{', '.join(map(called, sorted(set(whose))))}]."
+            " They count as predictions of the class with NaN, mostly the first. Lower"
+            " train.optimizer.lr, set train.clip, or correct a method of your own."
         )
         if model.name == "personal" and len(whose) == samples:
             raise DivergedError(text)
