@@ -110,6 +110,11 @@ class SentView(ServerView):
         """Return a tensor, or a default if clients have not sent it."""
         return self[name] if name in self else default  # noqa: SIM401 - this is `get`
 
+    def pop(self, name: str, *default: Any) -> Any:
+        """Remove a tensor and return it."""
+        self.get(name)
+        return super().pop(name, *default)
+
     def items(self) -> Any:
         """Return names and tensors."""
         return ItemsView(self)

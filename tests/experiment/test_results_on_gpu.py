@@ -44,6 +44,7 @@ def test_each_way_to_read_gives_a_tensor_of_the_host():
 
     for found in (
         {"a": view()["a"], "b": view().get("b")},
+        {name: view().pop(name) for name in "ab"},
         dict(view().items()),
         dict(zip("ab", view().values(), strict=True)),
         dict(view()),
