@@ -231,6 +231,8 @@ def numbers(tree: Any, name: str) -> Rows:
     """Return the numbers in a JSON value that no clock determines, by the names of their places."""
     if isinstance(tree, dict | list):
         rows: Rows = {}
+        if isinstance(tree, dict) and "second" in str(tree.get("metric")):
+            return rows  # scores of a metric that is a time
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             if not any(word in str(key) for word in LEFT_OUT):
                 rows |= numbers(value, f"{name}/{key}")
