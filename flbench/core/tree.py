@@ -186,6 +186,19 @@ def digest(trees: Iterable[Mapping[str, Tensor]]) -> str:
     return sha.hexdigest()
 
 
+def digest_of_models(models: Iterable[Mapping[str, Tensor]]) -> str:
+    """Return the SHA-256 (hex) over the digests of models, in their order.
+
+    A model that several clients have one after the other is hashed once.
+    """
+    sha, last, own = hashlib.sha256(), None, b""
+    for model in models:
+        if model is not last:
+            last, own = model, digest([model]).encode()
+        sha.update(own)
+    return sha.hexdigest()
+
+
 EQUAL = 256
 """Scores are equal whose relative difference is at most so many machine epsilons."""
 

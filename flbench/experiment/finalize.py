@@ -1,13 +1,12 @@
 """Files of a finished run: tables, report and summary."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from flbench.config.resolve import changed
-from flbench.core.tree import digest
+from flbench.core.tree import digest_of_models
 from flbench.core.types import State
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment
@@ -101,14 +100,9 @@ def _evaluate_new_clients(loop: FederatedLoop, states: Mapping[str, State]) -> S
 
 
 def weights_digest(loop: FederatedLoop, state: State) -> str:
-    """Return the SHA-256 (hex) over the digests of all clients' personal models."""
+    """Return the digest of all clients' personal models."""
     settings = rounds.evaluation_settings(loop.algorithm, state)
-    sha, last, own = hashlib.sha256(), None, b""
-    for tree in loop.evaluator.hashed(state, settings):
-        if tree is not last:  # a model of several clients is hashed once
-            last, own = tree, digest([tree]).encode()
-        sha.update(own)
-    return sha.hexdigest()
+    return digest_of_models(loop.evaluator.hashed(state, settings))
 
 
 def _best_state(loop: FederatedLoop, state: State) -> State | None:

@@ -16,7 +16,7 @@ from flbench.algorithms.fedavg import FedAvg
 from flbench.config.resolve import resolve_written
 from flbench.core import source_hash
 from flbench.core.errors import ConfigError
-from flbench.core.tree import digest
+from flbench.core.tree import digest_of_models
 from flbench.core.types import Dispatch, Message
 from flbench.deploy import loading
 from flbench.experiment import lifecycle
@@ -244,7 +244,7 @@ def test_models_that_a_method_draws_are_the_same_wherever_they_are_computed(meth
     digests = []
     for _ in range(2):
         models = [loading.load(runs[0].path, k, checkpoint="last") for k in range(3)]
-        digests.append(digest(model.net.net.state_dict() for model in models))
+        digests.append(digest_of_models(model.net.net.state_dict() for model in models))
     assert digests == [runs[0].digest] * 2
     for k, mine in predictions.groupby("client"):
         scores = models[k].predict(x[mine["sample"]])

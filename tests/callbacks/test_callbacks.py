@@ -9,7 +9,7 @@ from flbench.callbacks import Callback
 from flbench.callbacks.early_stopping import EarlyStopping
 from flbench.config.sources import Layer
 from flbench.core.errors import CallbackError, ConfigError
-from flbench.core.tree import digest
+from flbench.core.tree import digest_of_models
 from flbench.experiment import lifecycle
 from flbench.results import metrics_file
 from tests.callbacks.support import CrashAfter, CrashError, only_run, run_with
@@ -44,7 +44,7 @@ class Recording(Callback):
 
     def on_run_end(self, run):
         self.calls.append(("end", run.round, run.summary["weights_digest"]))
-        self.digest = digest(run.weights(client) for client in range(run.clients))
+        self.digest = digest_of_models(run.weights(client) for client in range(run.clients))
 
     def on_exception(self, run, error):
         self.calls.append(("exception", run.round, type(error)))

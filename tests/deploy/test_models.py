@@ -1,7 +1,6 @@
 """The models of runs: they predict what the evaluation of the run has judged."""
 
 import csv
-import hashlib
 import json
 import pickle
 import shutil
@@ -17,7 +16,7 @@ from flbench.cli import app
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_file
 from flbench.core.errors import DataError, UserError
-from flbench.core.tree import digest
+from flbench.core.tree import digest_of_models
 from flbench.data.dataset import PARTS
 from flbench.data.partition import ClientParts
 from flbench.deploy import loading
@@ -66,8 +65,7 @@ def assert_predicts_as_evaluated(path, clients=None):
     assert written
     models = [loading.load(path, client, checkpoint="last") for client in clients or range(5)]
     if clients is None:
-        each = "".join(digest([model.net.net.state_dict()]) for model in models)
-        weights = hashlib.sha256(each.encode()).hexdigest()
+        weights = digest_of_models(model.net.net.state_dict() for model in models)
         assert weights == json.loads((path / "summary.json").read_text())["weights_digest"]
     for model in models:
         client = model.card["client"]
