@@ -103,7 +103,7 @@ class CapturedSteps:
         gain = seconds[0] / seconds[1]
         if self._tell is not None and gain >= GAIN and not self.has_failed:
             self._tell(
-                f"engine.precision=tf32 would take a training step {gain:.1f} times as fast;"
+                f"with engine.precision=tf32 training steps would be {gain:.1f} times as fast;"
                 " docs/guides/clusters.md says what it changes"
             )
 

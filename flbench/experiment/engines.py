@@ -17,7 +17,7 @@ from flbench.models.base import net_leaves
 from flbench.workers.nesting import is_elsewhere
 
 LONG_TRAINING: Final = 6e14
-"""Floating-point operations of a training of about two minutes on a GPU."""
+"""Floating-point operations of a long training: see `auto_compiles`."""
 
 
 def with_device(

@@ -112,7 +112,7 @@ class SentView(ServerView):
 
     def pop(self, name: str, *default: Any) -> Any:
         """Remove a tensor and return it."""
-        self.get(name)
+        self.get(name)  # copies it to the CPU
         return super().pop(name, *default)
 
     def items(self) -> Any:
